@@ -1,0 +1,1 @@
+"""What proves a part right; today the float64 attention oracle."""

@@ -1,0 +1,1 @@
+"""Contracts, plain data types, and the engine that runs on them; imports nothing else of ours."""

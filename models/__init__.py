@@ -1,0 +1,1 @@
+"""Model definitions, layers, weight loaders and tokenizers."""

@@ -1,0 +1,1 @@
+"""Hook specifications, discovery, registry, selection and explain."""
