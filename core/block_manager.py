@@ -168,6 +168,9 @@ class BlockManager(ABC):
     def block_table(self, request_id: str) -> BlockTable:
         """Physical block ids in logical order, int32, read-only; valid until the next change.
 
+        A request's entries stay what they are while it holds blocks, except where a ``BlockCopy``
+        that ``append`` returned says otherwise.
+
         Raises:
             KeyError: the request has no blocks.
         """

@@ -38,88 +38,107 @@ class EngineOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str = Field(
-        "demo",
+        default="demo",
         description="Hugging Face id, local directory, GGUF file, or 'demo' "
         "(SmolLM2-135M-Instruct).",
     )
     tokenizer: str | None = Field(
-        None, description="Hugging Face id or directory of the tokenizer; default: the model's own."
+        default=None,
+        description="Hugging Face id or directory of the tokenizer; default: the model's own.",
+    )
+    skip_tokenizer_init: bool = Field(
+        default=False, description="Load no tokenizer: prompts and completions are token ids only."
     )
     revision: str | None = Field(
-        None, description="Branch, tag or commit of a Hugging Face id; default: its main branch."
+        default=None,
+        description="Branch, tag or commit of a Hugging Face id; default: its main branch.",
     )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
-        "auto",
+        default="auto",
         description="Where weights come from; 'dummy' fills them with random numbers from --seed.",
     )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
-        "auto",
+        default="auto",
         description="Dtype of weights and activations; 'auto' is float32 on a CPU and the "
         "checkpoint's own on a GPU (float16 for a float32 checkpoint there).",
     )
     device: str = Field(
-        "auto", description="'cpu', 'cuda' or 'cuda:N'; 'auto' is cuda where there is a GPU."
+        default="auto",
+        description="'cpu', 'cuda' or 'cuda:N'; 'auto' is cuda where there is a GPU.",
     )
-    seed: int = Field(0, description="Seed of requests that bring none, and of dummy weights.")
+    seed: int = Field(
+        default=0, description="Seed of requests that bring none, and of dummy weights."
+    )
     max_model_len: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Most tokens of prompt and completion together; default: the checkpoint's.",
     )
     block_size: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Tokens per block of the KV cache; default: what the attention backend "
         "prefers, 16 for most.",
     )
     gpu_memory_utilization: float = Field(
-        0.9,
+        default=0.9,
         gt=0,
         le=1,
         description="Share of the GPU's memory that this engine may use; the KV cache gets what "
         "weights and a profiling run leave of it.",
     )
     kv_cache_memory: Bytes | None = Field(
-        None,
+        default=None,
         gt=0,
         description="Size of the KV cache, such as 4GiB. Default: on a CPU, what is needed for "
-        "max_num_seqs full requests, at most half of the free memory; on a GPU, from "
+        "max_num_seqs full requests, at most a quarter of the free memory; on a GPU, from "
         "gpu_memory_utilization.",
     )
     num_gpu_blocks_override: int | None = Field(
-        None, ge=1, description="Number of KV blocks, whatever memory there is (on any device)."
+        default=None,
+        ge=1,
+        description="Number of KV blocks, whatever memory there is (on any device).",
     )
     max_num_seqs: int = Field(
-        256, ge=1, description="Most requests that are computed side by side."
+        default=256, ge=1, description="Most requests that are computed side by side."
     )
     max_num_batched_tokens: int = Field(
-        2048, ge=1, description="Most tokens of one step, all requests together."
+        default=2048, ge=1, description="Most tokens of one step, all requests together."
     )
     enable_chunked_prefill: bool = Field(
-        True, description="Compute long prompts over several steps, beside decoding requests."
+        default=True,
+        description="Compute long prompts over several steps, beside decoding requests.",
     )
     long_prefill_token_threshold: int | None = Field(
-        None, ge=1, description="Most prompt tokens of one request in one step (its chunk size)."
+        default=None,
+        ge=1,
+        description="Most prompt tokens of one request in one step (its chunk size).",
     )
     watermark: float = Field(
-        0.01, ge=0, lt=1, description="Share of the KV blocks that admitting new requests leaves."
+        default=0.01,
+        ge=0,
+        lt=1,
+        description="Share of the KV blocks that admitting new requests leaves.",
     )
-    attention_backend: str = Field("auto", description="Attention backend by name, or 'auto'.")
+    attention_backend: str = Field(
+        default="auto", description="Attention backend by name, or 'auto'."
+    )
     attention_backend_options: Part = Field(
         default_factory=dict, description="Options of the attention backend, as JSON."
     )
-    scheduler: str = Field("queue", description="Scheduler by name.")
+    scheduler: str = Field(default="queue", description="Scheduler by name.")
     scheduler_options: Part = Field(
         default_factory=dict, description="Options of the scheduler, as JSON."
     )
-    scheduling_policy: str = Field("fcfs", description="Scheduling policy by name.")
+    scheduling_policy: str = Field(default="fcfs", description="Scheduling policy by name.")
     scheduling_policy_options: Part = Field(
         default_factory=dict, description="Options of the scheduling policy, as JSON."
     )
     strict_policy: bool = Field(
-        False, description="Stop when a scheduling policy proposes the impossible, not clip it."
+        default=False,
+        description="Stop when a scheduling policy proposes the impossible, not clip it.",
     )
-    block_manager: str = Field("paged", description="Block manager by name.")
+    block_manager: str = Field(default="paged", description="Block manager by name.")
     block_manager_options: Part = Field(
         default_factory=dict, description="Options of the block manager, as JSON."
     )

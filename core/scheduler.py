@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from .block_manager import BlockCopy, BlockManager
 from .options import NoOptions, PartOptions
@@ -35,9 +35,8 @@ class SchedulerConfig:
     strict_policy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """One request's share of a step.
+class ScheduledRequest(NamedTuple):
+    """One request's share of a step; a tuple, because every step makes one for every request.
 
     Attributes:
         request_id: whose.
@@ -140,6 +139,9 @@ class Scheduler(ABC):
         """Plan the next step and reserve its slots.
 
         An empty ``scheduled`` means that nothing can run now.
+
+        Raises:
+            PluginError: the policy failed, or proposed the impossible under ``strict_policy``.
         """
 
     @abstractmethod
@@ -155,6 +157,10 @@ class Scheduler(ABC):
 
         Returns:
             The requests that have ended by it, with the reason; their blocks are free.
+
+        Raises:
+            ValueError: a live request that samples has no token in ``sampled``.
+            PluginError: the policy failed when it was told; the step has been noted all the same.
         """
 
     @abstractmethod

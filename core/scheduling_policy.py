@@ -12,7 +12,7 @@ from abc import ABC
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from .block_manager import BlockUsage
 from .options import NoOptions, PartOptions
@@ -130,8 +130,7 @@ class Proposal:
     preempt: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What a step did for one request: tokens computed and tokens generated (0 or 1)."""
 
     request_id: str

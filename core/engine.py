@@ -1,0 +1,356 @@
+"""The engine loop: requests in, steps, outputs out. It receives finished parts and makes none."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .batch import BatchAssembler
+from .block_manager import BlockManager, BlockUsage
+from .errors import EngineDeadError, RequestError
+from .model_runner import ModelRunner
+from .output_processor import OutputProcessor
+from .random_stream import child_seed, derive_seed
+from .request import Request, RequestOutput, SchedulingHints
+from .sampling_params import SamplingParams
+from .scheduler import Scheduler, SchedulerStats, StepPlan
+from .tokenizer import Tokenizer
+
+logger = logging.getLogger("jackfield.engine")
+
+#: A scheduler that plans nothing this often in a row, with requests waiting, is stuck.
+_MAX_EMPTY_STEPS = 100
+
+
+class Observer(Protocol):
+    """Told what happens; plugins implement it through the observer hooks."""
+
+    def step_planned(self, plan: StepPlan) -> None:
+        """A step is about to run."""
+
+    def step_finished(self, plan: StepPlan, sampled: dict[str, int], stats: EngineStats) -> None:
+        """A step has run."""
+
+    def request_finished(self, output: RequestOutput) -> None:
+        """A request has ended."""
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What a request is checked against.
+
+    Attributes:
+        max_model_len: most tokens of prompt and completion together.
+        vocab_size: token ids are below this.
+        eos_token_ids: the model's own end tokens.
+        seed: of requests that bring none.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Where the engine stands.
+
+    Attributes:
+        scheduler: counts of requests.
+        blocks: use of the KV cache.
+        num_steps: steps carried out.
+        num_computed_tokens: tokens computed, recomputed ones included.
+        num_generated_tokens: tokens sampled.
+        peak_block_usage: the largest share of the blocks in use during any step, 0 to 1.
+    """
+
+    scheduler: SchedulerStats
+    blocks: BlockUsage
+    num_steps: int
+    num_computed_tokens: int
+    num_generated_tokens: int
+    peak_block_usage: float
+
+
+class Engine:
+    """Continuous batching over one model.
+
+    Args:
+        model_runner: carries out steps.
+        scheduler: plans them; already holds its policy and block manager.
+        block_manager: the scheduler's, read for block tables and usage.
+        assembler: makes tensors of plans.
+        tokenizer: for text prompts and text outputs; None serves token ids only.
+        limits: what requests are checked against.
+        observers: told what happens, in order.
+        clock: seconds, monotonic; the only clock that requests and policies see.
+    """
+
+    def __init__(
+        self,
+        model_runner: ModelRunner,
+        scheduler: Scheduler,
+        block_manager: BlockManager,
+        assembler: BatchAssembler,
+        tokenizer: Tokenizer | None,
+        limits: EngineLimits,
+        observers: Sequence[Observer] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self.model_runner = model_runner
+        self.scheduler = scheduler
+        self.block_manager = block_manager
+        self._assembler = assembler
+        self._outputs = OutputProcessor(tokenizer)
+        self._observers = tuple(observers)
+        self._clock = clock
+        self._num_arrivals = 0
+        self._num_steps = 0
+        self._num_computed = 0
+        self._num_generated = 0
+        self._peak_usage = 0.0
+        self._empty_steps = 0
+        self._cause_of_death: BaseException | None = None
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        hints: SchedulingHints | None = None,
+    ) -> None:
+        """Take a request; its outputs come out of ``step``.
+
+        Args:
+            request_id: unique among live requests; free again when the request has ended.
+            prompt: text, or token ids.
+            params: sampling settings; default ``SamplingParams()``.
+            hints: for the scheduling policy.
+
+        Raises:
+            RequestError: the request cannot be served; nothing has changed.
+            EngineDeadError: a step failed earlier.
+        """
+        self._check_alive()
+        if request_id in self._outputs:
+            raise RequestError(
+                f"request_id={request_id!r} is in use by a live request; choose another"
+            )
+        params = params if params is not None else SamplingParams()
+        token_ids = self._tokenize(prompt, params)
+        requests = self._make_requests(request_id, token_ids, params, hints or SchedulingHints())
+        now = self._clock()
+        added: list[Request] = []
+        try:
+            for request in requests:
+                self.scheduler.add(request, now)
+                added.append(request)
+        except BaseException:
+            for request in added:
+                self.scheduler.finish(request.request_id)
+            raise
+        self._num_arrivals += len(requests)
+        self._outputs.add(prompt if isinstance(prompt, str) else None, requests)
+
+    def abort_request(self, request_id: str) -> RequestOutput | None:
+        """End a request now and free what it holds.
+
+        Returns:
+            What it had so far, with finish reason ``abort``; None if no such request is live.
+        """
+        if self._cause_of_death is None:
+            for child in self._outputs.children(request_id):
+                self._let_go(child)
+        output = self._outputs.abort(request_id, self._clock())
+        if output is not None:
+            self._notify_finished([output])
+        return output
+
+    def step(self) -> list[RequestOutput]:
+        """Schedule, compute and sample once.
+
+        Returns:
+            Outputs of the requests that got a token (only finished ones with ``FINAL_ONLY``).
+
+        Raises:
+            EngineDeadError: the step failed; the engine can be used no more.
+        """
+        self._check_alive()
+        try:
+            return self._step()
+        except BaseException as error:
+            self._cause_of_death = error
+            if not isinstance(error, Exception):
+                raise
+            raise EngineDeadError(f"a step failed: {type(error).__name__}: {error}") from error
+
+    def _step(self) -> list[RequestOutput]:
+        started = self._clock()
+        plan = self.scheduler.schedule(started)
+        if not plan.scheduled:
+            self._note_empty_step(plan)
+            return []
+        self._empty_steps = 0
+        usage, queues = self.block_manager.usage(), self.scheduler.stats()
+        for observer in self._observers:
+            observer.step_planned(plan)
+        inputs = self._assembler.assemble(plan, self.scheduler.get, self.block_manager)
+        tokens = self.model_runner.execute(inputs, plan.copies)
+        self._assembler.record(inputs, tokens)
+        sampled = dict(zip(inputs.sampled_ids, tokens, strict=True))
+        now = self._clock()
+        finished = dict(self.scheduler.update(plan, sampled, now))
+        outputs, stopped = self._outputs.process(list(sampled.items()), finished, now)
+        for request_id in (*finished, *stopped):
+            self._let_go(request_id)
+        self._account(plan, sampled, usage)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s", _describe_step(plan, queues, usage, now - started))
+        self._notify_finished(outputs)
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether ``step`` has anything left to do."""
+        return len(self._outputs) > 0
+
+    def unfinished_request_ids(self) -> list[str]:
+        """Ids of the live requests, in order of arrival."""
+        return self._outputs.request_ids()
+
+    def stats(self) -> EngineStats:
+        """Where the engine stands."""
+        return EngineStats(
+            scheduler=self.scheduler.stats(),
+            blocks=self.block_manager.usage(),
+            num_steps=self._num_steps,
+            num_computed_tokens=self._num_computed,
+            num_generated_tokens=self._num_generated,
+            peak_block_usage=self._peak_usage,
+        )
+
+    def _check_alive(self) -> None:
+        if self._cause_of_death is not None:
+            cause = self._cause_of_death
+            raise EngineDeadError(
+                f"the engine stopped when a step failed ({type(cause).__name__}: {cause}); "
+                "make a new one"
+            ) from cause
+
+    def _tokenize(self, prompt: str | Sequence[int], params: SamplingParams) -> list[int]:
+        if self.tokenizer is None and params.detokenize:
+            raise RequestError("this engine has no tokenizer: set detokenize=False in the request")
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("this engine has no tokenizer: give the prompt as token ids")
+            token_ids = self.tokenizer.encode(prompt)
+        else:
+            token_ids = list(prompt)
+        if not token_ids:
+            raise RequestError(
+                f"prompt={prompt!r} is empty: at least 1 token is needed, and this model's "
+                "tokenizer adds no begin token"
+            )
+        for token in token_ids:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise RequestError(f"prompt contains {token!r}, which is no token id")
+            if not 0 <= token < self.limits.vocab_size:
+                raise RequestError(
+                    f"prompt contains token id {token}; this model's ids are 0 to "
+                    f"{self.limits.vocab_size - 1}"
+                )
+        return token_ids
+
+    def _make_requests(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, hints: SchedulingHints
+    ) -> list[Request]:
+        longest, num_prompt = self.limits.max_model_len, len(token_ids)
+        if num_prompt >= longest:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens, and max_model_len={longest} holds prompt "
+                f"and completion: the prompt may have {longest - 1} at most"
+            )
+        if params.max_tokens is not None and num_prompt + params.max_tokens > longest:
+            raise RequestError(
+                f"the prompt's {num_prompt} tokens and max_tokens={params.max_tokens} exceed "
+                f"max_model_len={longest}: max_tokens may be {longest - num_prompt} at most"
+            )
+        stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids |= self.limits.eos_token_ids
+        total = longest if params.max_tokens is None else num_prompt + params.max_tokens
+        return [
+            Request(
+                request_id=request_id if params.n == 1 else f"{request_id}#{index}",
+                prompt_token_ids=token_ids,
+                params=params,
+                arrival_time=self._clock(),
+                arrival_index=self._num_arrivals + index,
+                max_total_tokens=total,
+                stop_token_ids=stop_ids,
+                parent_id=request_id,
+                index=index,
+                seed=self._seed_of(params, index),
+                hints=hints,
+            )
+            for index in range(params.n)
+        ]
+
+    def _seed_of(self, params: SamplingParams, index: int) -> int:
+        if params.seed is None:
+            return derive_seed(self.limits.seed, self._num_arrivals, index)
+        return child_seed(params.seed, index)
+
+    def _let_go(self, request_id: str) -> None:
+        self.scheduler.finish(request_id)
+        self._assembler.release(request_id)
+
+    def _note_empty_step(self, plan: StepPlan) -> None:
+        self._empty_steps += 1
+        if self._empty_steps < _MAX_EMPTY_STEPS or not self.has_unfinished_requests():
+            return
+        stats = self.scheduler.stats()
+        clipped = "; ".join(plan.clipped) or "nothing was clipped"
+        raise RuntimeError(
+            f"scheduler {self.scheduler.name!r} with policy {self.scheduler.policy.name!r} planned "
+            f"nothing for {self._empty_steps} steps with {stats.running} running, {stats.waiting} "
+            f"waiting and {stats.paused} paused requests ({clipped})"
+        )
+
+    def _account(self, plan: StepPlan, sampled: dict[str, int], usage: BlockUsage) -> None:
+        self._num_steps += 1
+        self._num_computed += plan.num_tokens
+        self._num_generated += len(sampled)
+        self._peak_usage = max(self._peak_usage, usage.fraction)
+        if self._observers:
+            stats = self.stats()
+            for observer in self._observers:
+                observer.step_finished(plan, sampled, stats)
+
+    def _notify_finished(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            if output.finished:
+                for observer in self._observers:
+                    observer.request_finished(output)
+
+
+def _describe_step(
+    plan: StepPlan, queues: SchedulerStats, blocks: BlockUsage, seconds: float
+) -> str:
+    """One readable line: which requests, how many tokens each, queues, blocks."""
+    shares = " ".join(f"{item.request_id}:{item.num_new_tokens}" for item in plan.scheduled)
+    parts = [
+        f"step {plan.step}: {plan.num_tokens} tokens in {seconds * 1e3:.1f} ms [{shares}]",
+        f"running {queues.running} waiting {queues.waiting} swapped {queues.swapped}",
+        f"blocks {blocks.used}/{blocks.total} ({blocks.fraction:.1%})",
+    ]
+    if plan.preempted:
+        parts.append(f"preempted {' '.join(plan.preempted)}")
+    parts += plan.clipped
+    return " | ".join(parts)

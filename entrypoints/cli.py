@@ -1,0 +1,218 @@
+"""The command ``jackfield``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..core.errors import JackfieldError
+from ..core.sampling_params import SamplingParams
+from .cli_options import given, with_engine_flags
+from .logging import configure_logging
+
+app = typer.Typer(
+    name="jackfield",
+    help="An LLM inference engine made of plugins.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+SAMPLING = "Sampling"
+NumCompletions = Annotated[
+    int | None, typer.Option("--n", help="Completions per prompt.", rich_help_panel=SAMPLING)
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="0 takes the likeliest token each time.", rich_help_panel=SAMPLING),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(help="Sample from the k likeliest tokens; -1: all.", rich_help_panel=SAMPLING),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        help="Sample from the likeliest tokens of this joint probability.", rich_help_panel=SAMPLING
+    ),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        help="Drop tokens below this share of the likeliest one's probability.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Most tokens to generate.", rich_help_panel=SAMPLING)
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="Stop before this text; may be repeated.", rich_help_panel=SAMPLING),
+]
+StopTokenIds = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--stop-token-id", help="Stop at this token; may be repeated.", rich_help_panel=SAMPLING
+    ),
+]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-eos", help="Go on after the model's end tokens.", rich_help_panel=SAMPLING
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+@with_engine_flags()
+def generate(
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT...", help="Texts to complete, side by side.")
+    ],
+    *,
+    flags: dict[str, Any],
+    config: Path | None = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")
+    ] = False,
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each prompt.")
+    ] = False,
+    n: NumCompletions = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    max_tokens: MaxTokens = None,
+    stop: Stop = None,
+    stop_token_ids: StopTokenIds = None,
+    ignore_eos: IgnoreEos = False,
+) -> None:
+    """Complete prompts, all of them side by side."""
+    from .cli_generate import run_generate
+
+    params = SamplingParams(
+        **{
+            "temperature": 0.0,
+            "max_tokens": 128,
+            **given(
+                {
+                    "n": n,
+                    "temperature": temperature,
+                    "top_k": top_k,
+                    "top_p": top_p,
+                    "min_p": min_p,
+                    "max_tokens": max_tokens,
+                    "stop": stop,
+                    "stop_token_ids": stop_token_ids,
+                }
+            ),
+            "ignore_eos": ignore_eos,
+        }
+    )
+    raise typer.Exit(run_generate(flags, config, prompts, params, chat, json_lines))
+
+
+@app.command()
+@with_engine_flags()
+def chat(
+    *,
+    flags: dict[str, Any],
+    config: Path | None = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    max_tokens: MaxTokens = None,
+) -> None:
+    """Talk with the model; the answer appears as it is generated."""
+    from .cli_chat import run_chat
+
+    params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    raise typer.Exit(run_chat(flags, config, system, given({**params, "max_tokens": max_tokens})))
+
+
+@app.command()
+@with_engine_flags()
+def demo(*, flags: dict[str, Any], config: Path | None = None) -> None:
+    """Answer six prompts at once with a small real model, and say how fast."""
+    from .cli_generate import run_demo
+
+    raise typer.Exit(run_demo(flags, config))
+
+
+@app.command()
+def plugins(json_output: Json = False) -> None:
+    """List the installed plugins, what each provides, and what is wrong with any."""
+    from .cli_explain import run_plugins
+
+    raise typer.Exit(run_plugins(json_output))
+
+
+@app.command()
+@with_engine_flags(exclude=("model",))
+def explain(
+    model: Annotated[str, typer.Argument(help="As for --model.")],
+    *,
+    flags: dict[str, Any],
+    config: Path | None = None,
+    json_output: Json = False,
+) -> None:
+    """Say which parts would serve a model, which would not, and why; loads no weights."""
+    from .cli_explain import run_explain
+
+    raise typer.Exit(run_explain({**flags, "model": model}, config, json_output))
+
+
+@app.command()
+def version() -> None:
+    """Print the version of Jackfield and of what it stands on."""
+    import platform
+
+    import torch
+    import transformers
+
+    import jackfield
+
+    versions = {
+        "jackfield": jackfield.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    print(json.dumps(versions))
+
+
+def main() -> None:
+    """Run the command; errors of ours are one line on standard error, Ctrl-C is status 130."""
+    try:
+        configure_logging(os.environ, application=True)
+        app()
+    except JackfieldError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(
+            f"[bold red]error:[/] {_escape(str(error))}"
+        )
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+if __name__ == "__main__":
+    main()

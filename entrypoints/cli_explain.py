@@ -1,0 +1,59 @@
+"""``jackfield plugins`` and ``jackfield explain``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from ..core.attention import AttentionSpec
+from ..core.errors import PluginError
+from ..core.model import ModelConfig
+from ..models.loader import read_model_config
+from ..models.locate import locate
+from ..plugins.discovery import PluginHost, discover
+from ..plugins.explain import Explanation, PluginReport, explain, plugin_report
+from ..plugins.registry import PartKind
+from ..plugins.report import renderable, to_json
+from .llm_engine import attention_specs_of, resolve_device, resolve_dtype
+from .settings import load_settings
+
+
+def run_plugins(json_output: bool) -> int:
+    """List the plugins; the exit status is 1 if any is broken or two claim one name."""
+    report = plugin_report(discover())
+    _show(report, json_output)
+    return 0 if report.ok else 1
+
+
+def run_explain(flags: Mapping[str, Any], config: Path | None, json_output: bool) -> int:
+    """Judge every part for a model; the exit status is 1 if the settings cannot be honoured."""
+    settings = load_settings(flags, os.environ, config)
+    options = settings.options
+    host = discover()
+    device = resolve_device(options.device)
+    model_config = read_model_config(locate(options.model, options.load_format, options.revision))
+    specs = _specs(host, model_config, resolve_dtype(options.dtype, model_config, device))
+    explanation = explain(host, model_config, specs, options, settings.origins, device)
+    _show(explanation, json_output)
+    return 0 if explanation.ok else 1
+
+
+def _specs(host: PluginHost, config: ModelConfig, dtype: torch.dtype) -> list[AttentionSpec]:
+    """The specs of the layers; none if the architecture cannot be had, which ``explain`` tells."""
+    try:
+        entry = host.registry.get(PartKind.MODEL, config.architecture)
+        return [] if entry is None else attention_specs_of(entry.load(), config, dtype)
+    except PluginError:
+        return []
+
+
+def _show(report: Explanation | PluginReport, json_output: bool) -> None:
+    if json_output:
+        print(to_json(report))
+    else:
+        Console(highlight=False).print(renderable(report))

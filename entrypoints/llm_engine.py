@@ -1,0 +1,342 @@
+"""``LLMEngine``: puts an engine together from settings. The only place where parts meet."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.attention import AttentionBackend, AttentionSpec, KVCacheSpec, dtype_name
+from ..core.batch import BatchAssembler
+from ..core.block_manager import BlockManager, BlockManagerConfig
+from ..core.engine import Engine, EngineLimits
+from ..core.errors import CapacityError, ConfigError
+from ..core.memory import (
+    DeviceMemory,
+    StepLimits,
+    bytes_per_block,
+    format_bytes,
+    free_host_memory,
+    gpu_kv_cache_bytes,
+    host_kv_cache_bytes,
+    measure_peak,
+)
+from ..core.model import Model, ModelConfig
+from ..core.model_runner import LayerAttention, ModelRunner, bind_layers
+from ..core.scheduler import Scheduler, SchedulerConfig
+from ..models.loader import Checkpoint, load_checkpoint
+from ..models.locate import locate
+from ..plugins.discovery import PluginHost, discover
+from ..plugins.selection import (
+    Selection,
+    select_attention_backend,
+    select_block_manager,
+    select_model,
+    select_scheduler,
+    select_scheduling_policy,
+)
+from .logging import configure_logging
+from .settings import Settings, load_settings
+
+logger = logging.getLogger("jackfield")
+
+
+@dataclass(frozen=True)
+class EngineDescription:
+    """What an engine is made of, for people and logs.
+
+    Attributes:
+        model: name of the model.
+        num_parameters: of the model.
+        device, dtype: where and in what it computes.
+        attention_backend, scheduler, scheduling_policy, block_manager: names of the parts.
+        block_size: tokens per KV block.
+        num_blocks: KV blocks.
+        bytes_per_block: of one KV block in all layers.
+        max_model_len: most tokens of a request.
+    """
+
+    model: str
+    num_parameters: int
+    device: str
+    dtype: str
+    attention_backend: str
+    scheduler: str
+    scheduling_policy: str
+    block_manager: str
+    block_size: int
+    num_blocks: int
+    bytes_per_block: int
+    max_model_len: int
+
+    def summary(self) -> str:
+        """One line."""
+        size = format_bytes(self.num_blocks * self.bytes_per_block)
+        return (
+            f"{self.model}: {self.num_parameters / 1e6:.0f}M parameters, {self.dtype} on "
+            f"{self.device}; attention {self.attention_backend}, scheduler {self.scheduler} "
+            f"({self.scheduling_policy}), block manager {self.block_manager}, "
+            f"{self.num_blocks} KV blocks of {self.block_size} tokens ({size})"
+        )
+
+
+class LLMEngine(Engine):
+    """An engine made from settings: ``add_request``, ``step``, ``abort_request``.
+
+    Example:
+        >>> engine = LLMEngine.from_options(model="demo")  # doctest: +SKIP
+        >>> engine.add_request("1", "Hello", SamplingParams(max_tokens=4))  # doctest: +SKIP
+        >>> while engine.has_unfinished_requests():  # doctest: +SKIP
+        ...     for output in engine.step():
+        ...         print(output.outputs[0].text)
+    """
+
+    settings: Settings
+    description: EngineDescription
+
+    @classmethod
+    def from_options(cls, **options: Any) -> LLMEngine:
+        """Build from keyword arguments: any setting of ``EngineOptions`` by name.
+
+        Settings that are not given come from ``JACKFIELD_*``, the TOML file that
+        ``JACKFIELD_CONFIG`` names, and the defaults. Raises as ``LLM``.
+        """
+        configure_logging(os.environ)
+        config = os.environ.get("JACKFIELD_CONFIG")
+        path = None if config is None else Path(config)
+        return cls.from_settings(load_settings(options, os.environ, path, keyword_arguments=True))
+
+    @classmethod
+    def from_flags(cls, flags: Mapping[str, Any], config: Path | None) -> LLMEngine:
+        """Build from command-line flags and a TOML file. Raises as ``LLM``."""
+        return cls.from_settings(load_settings(flags, os.environ, config))
+
+    @classmethod
+    def from_settings(cls, settings: Settings, host: PluginHost | None = None) -> LLMEngine:
+        """Build from settings, with the parts of all installed plugins, or of ``host``."""
+        return _Builder(settings, host or discover()).build(cls)
+
+
+def resolve_device(device: str) -> torch.device:
+    """``auto`` is CUDA where there is a GPU.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise ConfigError(f"device={device!r} is unknown: use 'auto', 'cpu', 'cuda' or 'cuda:N'")
+    count = torch.cuda.device_count()
+    if kind == "cuda" and int(index or 0) >= count:
+        raise ConfigError(f"device={device!r} is not there: {count} CUDA devices were found")
+    return torch.device(device)
+
+
+def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """``auto`` is float32 on a CPU; on a GPU the checkpoint's own, float16 for float32."""
+    if name != "auto":
+        dtype = getattr(torch, name)
+        assert isinstance(dtype, torch.dtype)  # EngineOptions admits names of dtypes only
+        return dtype
+    if device.type == "cpu":
+        return torch.float32
+    return torch.float16 if config.torch_dtype is torch.float32 else config.torch_dtype
+
+
+def resolve_max_model_len(asked: int | None, config: ModelConfig) -> int:
+    """The checkpoint's length, or a smaller one that was asked for.
+
+    Raises:
+        ConfigError: more was asked for than the checkpoint was made for.
+    """
+    longest = config.max_position_embeddings
+    if asked is not None and asked > longest:
+        raise ConfigError(
+            f"max_model_len={asked} is above the {longest} tokens that this checkpoint was made "
+            "for (max_position_embeddings in its configuration)"
+        )
+    return longest if asked is None else asked
+
+
+def attention_specs_of(
+    model_class: type[Model], config: ModelConfig, dtype: torch.dtype
+) -> list[AttentionSpec]:
+    """The spec of each layer, found without allocating the model."""
+    with torch.device("meta"):
+        skeleton = model_class(config, dtype, torch.device("meta"))
+    return list(skeleton.attention_specs())
+
+
+class _Builder:
+    """The steps from settings to an engine, in order."""
+
+    def __init__(self, settings: Settings, host: PluginHost) -> None:
+        self.settings = settings
+        self.options = settings.options
+        self.host = host
+
+    def build(self, cls: type[LLMEngine]) -> LLMEngine:
+        options = self.options
+        self.device = resolve_device(options.device)
+        before = DeviceMemory.now(self.device) if self.device.type == "cuda" else None
+        # Names are looked up before anything heavy is loaded.
+        scheduler_choice = select_scheduler(self.host, options.scheduler, options.scheduler_options)
+        policy_choice = select_scheduling_policy(
+            self.host, options.scheduling_policy, options.scheduling_policy_options
+        )
+        manager_choice = select_block_manager(
+            self.host, options.block_manager, options.block_manager_options
+        )
+        files = locate(options.model, options.load_format, options.revision)
+        checkpoint = load_checkpoint(files, options.tokenizer)
+        self.config = checkpoint.config
+        self.dtype = resolve_dtype(options.dtype, self.config, self.device)
+        self.max_model_len = resolve_max_model_len(options.max_model_len, self.config)
+        model_class = select_model(self.host, self.config.architecture).cls
+        self.specs = attention_specs_of(model_class, self.config, self.dtype)
+        self.backend_choice = select_attention_backend(
+            self.host,
+            options.attention_backend,
+            self.specs,
+            self.device,
+            options.block_size,
+            options.attention_backend_options,
+        )
+        self.block_size = self.backend_choice.block_size
+        model = self._load_model(model_class, checkpoint)
+        num_blocks = self._num_blocks(model, before)
+        manager = self._make_block_manager(manager_choice, num_blocks)
+        scheduler = scheduler_choice.cls(
+            SchedulerConfig(
+                max_num_batched_tokens=options.max_num_batched_tokens,
+                max_num_seqs=options.max_num_seqs,
+                max_model_len=self.max_model_len,
+                long_prefill_token_threshold=options.long_prefill_token_threshold,
+                enable_chunked_prefill=options.enable_chunked_prefill,
+                strict_policy=options.strict_policy,
+            ),
+            manager,
+            policy_choice.cls(policy_choice.options),
+            scheduler_choice.options,
+        )
+        engine = self._assemble(cls, model, manager, scheduler, num_blocks, checkpoint)
+        engine.settings = self.settings
+        engine.description = EngineDescription(
+            model=files.name,
+            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            device=str(self.device),
+            dtype=dtype_name(self.dtype),
+            attention_backend=self.backend_choice.name,
+            scheduler=scheduler_choice.name,
+            scheduling_policy=policy_choice.name,
+            block_manager=manager_choice.name,
+            block_size=self.block_size,
+            num_blocks=num_blocks,
+            bytes_per_block=self.bytes_per_block,
+            max_model_len=self.max_model_len,
+        )
+        logger.info("%s", engine.description.summary())
+        logger.info("attention backend %s: %s", self.backend_choice.name, self.backend_choice.why)
+        return engine
+
+    @property
+    def bytes_per_block(self) -> int:
+        return bytes_per_block(self.specs, self.block_size, self.dtype)
+
+    def _load_model(self, model_class: type[Model], checkpoint: Checkpoint) -> Model:
+        model = model_class(self.config, self.dtype, self.device)
+        checkpoint.load_into(model, self.options.seed)
+        return model.eval()
+
+    def _bind(self, num_blocks: int) -> list[LayerAttention]:
+        choice = self.backend_choice
+
+        def make(spec: AttentionSpec, cache: KVCacheSpec) -> AttentionBackend:
+            return choice.cls(spec, cache, self.device, choice.options)
+
+        return bind_layers(self.specs, make, num_blocks, self.block_size, self.dtype, self.device)
+
+    def _num_blocks(self, model: Model, before: DeviceMemory | None) -> int:
+        options = self.options
+        if options.num_gpu_blocks_override is not None:
+            return options.num_gpu_blocks_override
+        longest = -(-self.max_model_len // self.block_size)
+        if options.kv_cache_memory is not None:
+            size = options.kv_cache_memory
+        elif before is not None:
+            limits = StepLimits(
+                options.max_num_batched_tokens, options.max_num_seqs, self.max_model_len
+            )
+            peak = measure_peak(model, self._bind, self.block_size, limits, self.device, before)
+            size = gpu_kv_cache_bytes(
+                before.total, before.used, peak, options.gpu_memory_utilization
+            )
+        else:
+            wanted = options.max_num_seqs * longest * self.bytes_per_block
+            size = host_kv_cache_bytes(free_host_memory(), wanted)
+        num_blocks = size // self.bytes_per_block
+        if num_blocks < 1:
+            raise CapacityError(
+                f"{format_bytes(size)} for the KV cache hold no block of "
+                f"{format_bytes(self.bytes_per_block)}; raise kv_cache_memory or "
+                "gpu_memory_utilization"
+            )
+        return num_blocks
+
+    def _make_block_manager(self, choice: Selection[BlockManager], num_blocks: int) -> BlockManager:
+        manager = choice.cls(
+            BlockManagerConfig(
+                num_blocks=num_blocks,
+                block_size=self.block_size,
+                max_model_len=self.max_model_len,
+                watermark=self.options.watermark,
+            ),
+            choice.options,
+        )
+        largest = manager.largest_request()
+        if largest < self.max_model_len:
+            needed = -(-self.max_model_len // self.block_size) * self.bytes_per_block
+            raise CapacityError(
+                f"max_model_len={self.max_model_len} does not fit: {num_blocks} KV blocks of "
+                f"{self.block_size} tokens hold a request of {largest} tokens at most; set "
+                f"max_model_len={largest} or less, or give the KV cache {format_bytes(needed)} or "
+                "more (kv_cache_memory, gpu_memory_utilization or num_gpu_blocks_override)"
+            )
+        return manager
+
+    def _assemble(
+        self,
+        cls: type[LLMEngine],
+        model: Model,
+        manager: BlockManager,
+        scheduler: Scheduler,
+        num_blocks: int,
+        checkpoint: Checkpoint,
+    ) -> LLMEngine:
+        tokenizer = None if self.options.skip_tokenizer_init else checkpoint.tokenizer
+        eos = set(self.config.eos_token_ids)
+        if tokenizer is not None and tokenizer.eos_token_id is not None:
+            eos.add(tokenizer.eos_token_id)
+        return cls(
+            model_runner=ModelRunner(model, self._bind(num_blocks)),
+            scheduler=scheduler,
+            block_manager=manager,
+            assembler=BatchAssembler(
+                self.options.max_num_seqs, self.max_model_len, self.block_size, self.device
+            ),
+            tokenizer=tokenizer,
+            limits=EngineLimits(
+                max_model_len=self.max_model_len,
+                vocab_size=self.config.vocab_size,
+                eos_token_ids=frozenset(eos),
+                seed=self.options.seed,
+            ),
+            observers=(self.host.observers,),
+        )

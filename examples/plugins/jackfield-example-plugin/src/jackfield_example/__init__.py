@@ -1,0 +1,1 @@
+"""Example parts for Jackfield."""

@@ -1,0 +1,38 @@
+"""The built-in parts: a plugin like any other, found through the same entry-point group."""
+
+from __future__ import annotations
+
+from .hookspecs import Register, hookimpl
+
+JACKFIELD_API_VERSION = "1.0"
+
+
+@hookimpl
+def jackfield_attention_backends(register: Register) -> None:
+    """Attention backends that come with Jackfield."""
+    register("torch_sdpa", "jackfield.backends.torch_sdpa:TorchSdpaBackend")
+
+
+@hookimpl
+def jackfield_schedulers(register: Register) -> None:
+    """Schedulers that come with Jackfield."""
+    register("queue", "jackfield.schedulers.queue_scheduler:QueueScheduler")
+
+
+@hookimpl
+def jackfield_scheduling_policies(register: Register) -> None:
+    """Scheduling policies that come with Jackfield."""
+    register("fcfs", "jackfield.schedulers.fcfs:FcfsPolicy")
+
+
+@hookimpl
+def jackfield_block_managers(register: Register) -> None:
+    """Block managers that come with Jackfield."""
+    register("paged", "jackfield.core.paged_block_manager:PagedBlockManager")
+
+
+@hookimpl
+def jackfield_models(register: Register) -> None:
+    """Models that come with Jackfield."""
+    register("LlamaForCausalLM", "jackfield.models.llama:LlamaForCausalLM")
+    register("Qwen2ForCausalLM", "jackfield.models.llama:Qwen2ForCausalLM")

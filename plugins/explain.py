@@ -1,0 +1,360 @@
+"""Tells what is installed, and which parts would serve a model and why; loads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from ..core.attention import AttentionSpec, dtype_name
+from ..core.config import EngineOptions
+from ..core.errors import JackfieldError, PluginError
+from ..core.model import ModelConfig
+from ..core.options import NoOptions
+from .discovery import PluginHost
+from .registry import Origin, PartEntry, PartKind
+from .selection import (
+    AUTO,
+    Candidate,
+    auto_order,
+    find_part,
+    judge_attention_backends,
+    select_attention_backend,
+    validate_options,
+)
+from .validation import FieldHelp, fields_of
+
+#: The kinds that a setting chooses by name.
+_NAMED_KINDS = (PartKind.SCHEDULER, PartKind.SCHEDULING_POLICY, PartKind.BLOCK_MANAGER)
+
+
+class Verdict(Enum):
+    """What becomes of a part."""
+
+    CHOSEN = "chosen"
+    USABLE = "usable"
+    REFUSED = "refused"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class PartVerdict:
+    """One registered part, judged.
+
+    Attributes:
+        kind: what it is.
+        name: its name.
+        verdict: chosen: it would run; usable: it could; refused: it cannot serve this model with
+            these settings; broken: it cannot be loaded, or its name is contested.
+        reasons: why, one sentence each.
+        origin: who registered it.
+        target: its class, as ``package.module:ClassName``.
+        options: the fields of its options.
+    """
+
+    kind: PartKind
+    name: str
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    origin: Origin
+    target: str
+    options: tuple[FieldHelp, ...] = ()
+
+
+@dataclass(frozen=True)
+class SettingValue:
+    """A setting, its value and where that comes from."""
+
+    name: str
+    value: object
+    origin: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which parts would serve a model.
+
+    Attributes:
+        architecture: of the checkpoint.
+        device: where it would run.
+        dtypes: of its attention layers.
+        block_size: of the KV cache, in tokens; None if no attention backend is chosen.
+        attention: the distinct attention specs, in words, each with its number of layers.
+        parts: all registered parts, judged, by kind and name.
+        settings: all settings.
+        problems: why an engine with these settings would not start; empty if it would get past
+            the choice of its parts.
+        failures: plugins that were not loaded, one sentence each.
+    """
+
+    architecture: str
+    device: str
+    dtypes: tuple[str, ...]
+    block_size: int | None
+    attention: tuple[str, ...]
+    parts: tuple[PartVerdict, ...]
+    settings: tuple[SettingValue, ...]
+    problems: tuple[str, ...]
+    failures: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all parts can be had as asked for."""
+        return not self.problems
+
+
+@dataclass(frozen=True)
+class PluginRow:
+    """One installed plugin.
+
+    Attributes:
+        origin: its entry point and distribution.
+        status: ``loaded``, ``failed``, or ``left out`` by ``JACKFIELD_PLUGINS``.
+        api_version: the plugin API that it was written for; None unless loaded.
+        parts: what it registered, as ``(kind, name, target)``.
+        observers: the observer hooks that it implements.
+        reason: why it failed.
+        traceback: what was raised, as text.
+    """
+
+    origin: Origin
+    status: str
+    api_version: str | None = None
+    parts: tuple[tuple[str, str, str], ...] = ()
+    observers: tuple[str, ...] = ()
+    reason: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class PluginReport:
+    """All installed plugins.
+
+    Attributes:
+        plugins: in the order of loading, then the failed ones, then those left out.
+        conflicts: names that several plugins claim, one sentence each.
+    """
+
+    plugins: tuple[PluginRow, ...]
+    conflicts: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every plugin is loaded and no name is contested."""
+        return not self.conflicts and all(row.status != "failed" for row in self.plugins)
+
+
+def plugin_report(host: PluginHost) -> PluginReport:
+    """What is installed, without importing any part."""
+    rows = [
+        PluginRow(
+            plugin.origin,
+            "loaded",
+            plugin.api_version,
+            tuple((part.kind.value, part.name, part.path) for part in plugin.parts),
+            plugin.observers,
+        )
+        for plugin in host.plugins.values()
+    ]
+    rows += [
+        PluginRow(one.origin, "failed", reason=one.reason, traceback=one.traceback)
+        for one in host.failures.values()
+    ]
+    rows += [PluginRow(Origin(name), "left out") for name in host.left_out]
+    return PluginReport(tuple(rows), _conflicts(host))
+
+
+def explain(
+    host: PluginHost,
+    config: ModelConfig,
+    specs: Sequence[AttentionSpec],
+    options: EngineOptions,
+    origins: Mapping[str, str],
+    device: torch.device,
+) -> Explanation:
+    """Judge every registered part for a model with these settings.
+
+    Args:
+        host: the plugins.
+        config: of the checkpoint.
+        specs: the attention spec of each layer; empty if the architecture is unknown.
+        options: the settings.
+        origins: where each setting comes from.
+        device: where the model would run.
+    """
+    problems: list[str] = []
+    attention, block_size = _attention(host, specs, options, device, problems)
+    parts = [*attention]
+    for kind in _NAMED_KINDS:
+        wanted = getattr(options, kind.value)
+        values = getattr(options, f"{kind.value}_options")
+        parts += _named(host, kind, wanted, values, problems)
+    parts += _models(host, config.architecture, problems)
+    parts += _contested(host)
+    values = options.model_dump()
+    return Explanation(
+        architecture=config.architecture,
+        device=str(device),
+        dtypes=tuple(sorted({dtype_name(spec.dtype) for spec in specs})),
+        block_size=block_size,
+        attention=tuple(_spec_in_words(spec, specs) for spec in dict.fromkeys(specs)),
+        parts=tuple(sorted(parts, key=lambda part: (_KIND_ORDER[part.kind], part.name))),
+        settings=tuple(
+            SettingValue(name, values[name], origins.get(name, "default")) for name in values
+        ),
+        problems=tuple(dict.fromkeys(problems)),
+        failures=tuple(map(str, host.failures.values())),
+    )
+
+
+_KIND_ORDER = {kind: index for index, kind in enumerate(PartKind)}
+
+
+def _attention(
+    host: PluginHost,
+    specs: Sequence[AttentionSpec],
+    options: EngineOptions,
+    device: torch.device,
+    problems: list[str],
+) -> tuple[list[PartVerdict], int | None]:
+    kind, wanted = PartKind.ATTENTION_BACKEND, options.attention_backend
+    if not specs:
+        reason = "the architecture is unknown, so there is nothing to judge it by"
+        entries = host.registry.entries(kind)
+        return [_part(entry, Verdict.REFUSED, (reason,)) for entry in entries], None
+    candidates = judge_attention_backends(host, specs, device, options.block_size)
+    chosen, why, rejected, block_size = None, "", {}, None
+    try:
+        selection = select_attention_backend(
+            host, wanted, specs, device, options.block_size, options.attention_backend_options
+        )
+    except JackfieldError as error:
+        problems.append(str(error))
+    else:
+        chosen, why, block_size = selection.name, selection.why, selection.block_size
+        rejected = dict(selection.rejected)
+    order = {one.entry.name: place for place, one in enumerate(auto_order(candidates), start=1)}
+    parts = []
+    reasons: tuple[str, ...]
+    for one in candidates:
+        name = one.entry.name
+        if name == chosen:
+            verdict, reasons = Verdict.CHOSEN, (why, f"block_size={block_size}")
+        elif one.usable:
+            verdict, reasons = Verdict.USABLE, _usable(one, order, rejected)
+        else:
+            verdict = Verdict.BROKEN if one.broken else Verdict.REFUSED
+            reasons = one.reasons
+        parts.append(_part(one.entry, verdict, reasons))
+    return parts, block_size
+
+
+def _usable(
+    one: Candidate, order: Mapping[str, int], rejected: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    name = one.entry.name
+    if name in rejected:
+        return rejected[name]
+    place = f"place {order[name]} of {len(order)}" if name in order else "never taken"
+    return (f"auto_priority={one.priority}: {place} for {AUTO!r}",)
+
+
+def _named(
+    host: PluginHost,
+    kind: PartKind,
+    wanted: str,
+    values: Mapping[str, object],
+    problems: list[str],
+) -> list[PartVerdict]:
+    refusal = ""
+    try:
+        entry = find_part(host, kind, wanted)
+        validate_options(kind, wanted, entry.load(), values)
+    except JackfieldError as error:
+        refusal = str(error)
+        problems.append(refusal)
+    parts = []
+    for entry in host.registry.entries(kind):
+        if entry.name != wanted:
+            verdict, reason = Verdict.USABLE, f"{kind.value}={wanted!r} is asked for"
+        elif refusal:
+            verdict, reason = Verdict.REFUSED, refusal
+        else:
+            verdict, reason = Verdict.CHOSEN, "asked for by name"
+        parts.append(_part(entry, verdict, (reason,)))
+    return parts
+
+
+def _models(host: PluginHost, architecture: str, problems: list[str]) -> list[PartVerdict]:
+    try:
+        find_part(host, PartKind.MODEL, architecture).load()
+    except PluginError as error:
+        problems.append(str(error))
+    return [
+        _part(entry, Verdict.CHOSEN, ("the checkpoint's architecture",))
+        if entry.name == architecture
+        else PartVerdict(
+            entry.kind,
+            entry.name,
+            Verdict.REFUSED,
+            (f"the checkpoint's architecture is {architecture}",),
+            entry.origin,
+            entry.path,
+        )
+        for entry in host.registry.entries(PartKind.MODEL)
+    ]
+
+
+def _contested(host: PluginHost) -> list[PartVerdict]:
+    return [
+        PartVerdict(
+            claim.kind,
+            claim.name,
+            Verdict.BROKEN,
+            (host.registry.conflict(claim.kind, claim.name),),
+            claim.origin,
+            claim.path,
+        )
+        for claims in host.registry.conflicts().values()
+        for claim in claims
+    ]
+
+
+def _conflicts(host: PluginHost) -> tuple[str, ...]:
+    return tuple(host.registry.conflict(*key) for key in host.registry.conflicts())
+
+
+def _part(entry: PartEntry, verdict: Verdict, reasons: tuple[str, ...]) -> PartVerdict:
+    """The verdict, unless the part cannot be loaded."""
+    options: tuple[FieldHelp, ...] = ()
+    try:
+        cls = entry.load()
+    except PluginError as error:
+        verdict, reasons = Verdict.BROKEN, (str(error),)
+    else:
+        options = fields_of(getattr(cls, "Options", NoOptions))
+    return PartVerdict(entry.kind, entry.name, verdict, reasons, entry.origin, entry.path, options)
+
+
+def _spec_in_words(spec: AttentionSpec, specs: Sequence[AttentionSpec]) -> str:
+    words = [
+        f"{sum(other == spec for other in specs)} layers",
+        f"num_heads={spec.num_heads}",
+        f"num_kv_heads={spec.num_kv_heads}",
+        f"head_size={spec.head_size}",
+    ]
+    if spec.v_head_size != spec.head_size:
+        words.append(f"v_head_size={spec.v_head_size}")
+    if not spec.causal:
+        words.append("not causal")
+    for name in ("sliding_window", "logits_soft_cap"):
+        value = getattr(spec, name)
+        if value is not None:
+            words.append(f"{name}={value}")
+    if spec.alibi_slopes is not None:
+        words.append("alibi_slopes")
+    if spec.sinks:
+        words.append("sinks")
+    return ", ".join([*words, dtype_name(spec.dtype)])

@@ -1,0 +1,78 @@
+"""What the built-in scheduler refuses from the start: settings, and requests that can never fit."""
+
+from __future__ import annotations
+
+from ..core.errors import ConfigError, RequestError
+from ..core.request import Request
+from ..core.scheduler import SchedulerConfig
+
+MORE_BLOCKS = "num_gpu_blocks_override, kv_cache_memory or gpu_memory_utilization raise that"
+
+
+def check_config(config: SchedulerConfig) -> None:
+    """Refuse limits below 1 and contradictory ones.
+
+    Raises:
+        ConfigError: with the names and numbers.
+    """
+    threshold = config.long_prefill_token_threshold
+    limits = {
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_num_seqs": config.max_num_seqs,
+        "max_model_len": config.max_model_len,
+        "long_prefill_token_threshold": 1 if threshold is None else threshold,
+    }
+    for name, value in limits.items():
+        if value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1")
+    if threshold is not None and not config.enable_chunked_prefill:
+        raise ConfigError(
+            f"long_prefill_token_threshold={threshold} splits prompts, and enable_chunked_prefill "
+            "is off: turn that on, or leave long_prefill_token_threshold unset"
+        )
+
+
+def check_request(request: Request, config: SchedulerConfig, num_slots: int) -> None:
+    """Refuse a request that can never be computed to its end.
+
+    Args:
+        request: a new one.
+        config: the limits.
+        num_slots: most tokens that the KV cache can hold of one request.
+
+    Raises:
+        RequestError: with both numbers and the setting that changes them.
+    """
+    problem = _problem(request, config, num_slots)
+    if problem is not None:
+        raise RequestError(f"request {request.request_id!r} {problem}")
+
+
+def _problem(request: Request, config: SchedulerConfig, num_slots: int) -> str | None:
+    prompt, total = request.num_prompt_tokens, request.max_total_tokens
+    longest, budget = config.max_model_len, config.max_num_batched_tokens
+    if prompt < 1:
+        return "has an empty prompt: at least 1 token is needed"
+    if request.num_computed_tokens:
+        return "has been computed before: a request object serves once"
+    if prompt + 1 > longest:
+        return (
+            f"has a prompt of {prompt} tokens, which leaves no room for a completion within "
+            f"max_model_len={longest}"
+        )
+    if not prompt < total <= longest:
+        return (
+            f"has max_total_tokens={total}, which must be above the {prompt} tokens of its prompt "
+            f"and at most max_model_len={longest}"
+        )
+    if total - 1 > num_slots:  # the last token is never computed
+        return (
+            f"may need {total - 1} tokens of KV cache, which has room for {num_slots}: "
+            f"a smaller max_tokens lowers its need, {MORE_BLOCKS}"
+        )
+    if prompt > budget and not config.enable_chunked_prefill:
+        return (
+            f"has a prompt of {prompt} tokens, which must be computed in one step of at most "
+            f"max_num_batched_tokens={budget} while enable_chunked_prefill is off"
+        )
+    return None
