@@ -1,0 +1,38 @@
+"""Writing new keys and values to a paged cache that is contiguous by token (NHD)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Pair = tuple[Tensor, Tensor]
+
+
+def store_on_host(caches: Pair, slots: Tensor, new: Pair) -> None:
+    """Write keys and values to a cache on the CPU.
+
+    Args:
+        caches: keys and values by token, ``[P * B, K, H]`` and ``[P * B, K, Hv]``.
+        slots: ``[T]``, int64; rows of ``new`` with -1 are not stored.
+        new: ``[T, K, H]`` and ``[T, K, Hv]``, the cache's dtype.
+    """
+    if int(slots.min()) < 0:
+        kept = (slots != -1).nonzero().squeeze(1)
+        slots, new = slots[kept], (new[0][kept], new[1][kept])
+    for rows, values in zip(caches, new, strict=True):
+        rows.index_copy_(0, slots, values)
+
+
+def store_without_sync(caches: Pair, slots: Tensor, new: Pair) -> None:
+    """``store_on_host`` for any device, without waiting for it to learn which slots are -1.
+
+    A row that is not stored repeats the first row that is. If there is none at all, all of them
+    write back what slot 0 holds.
+    """
+    stored = slots != -1
+    first = stored.to(torch.uint8).argmax()
+    source = torch.where(stored, torch.arange(len(slots), device=slots.device), first)
+    targets = slots.index_select(0, source).clamp_(min=0)
+    for rows, values in zip(caches, new, strict=True):
+        old, wanted = rows.index_select(0, targets), values.index_select(0, source)
+        rows.index_copy_(0, targets, torch.where(stored.any(), wanted, old))

@@ -1,0 +1,426 @@
+"""Paged attention in plain torch, for CPU and CUDA: it works everywhere and supports every feature.
+
+The visible keys and values of a few sequences at a time are gathered from the paged cache into one
+rectangle (see ``_paged_gather``), then attended to by torch's fused
+``scaled_dot_product_attention``; what that cannot express (soft cap, ALiBi, sinks, LSE) by matrix
+products and an explicit softmax in float32. ``forward`` never waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from ..core.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionPlan,
+    AttentionSpec,
+    Capabilities,
+    KVCache,
+    KVCacheSpec,
+)
+from ..core.options import PartOptions
+from ._kv_store import store_on_host, store_without_sync
+from ._paged_gather import Geometry, KeyGroup, Limits, Tile, build_groups
+
+_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+# Query rows times group size up to which the heads of a group are laid out as rows of one query:
+# the fused kernels are slow for a few rows of many heads.
+_MAX_FOLDED_ROWS = 32
+# Numbers of query rows that the fused CPU kernel is slower for than for a larger one: pad to that.
+_BETTER_ROWS = {
+    torch.float32: {3: 4, 5: 8, 6: 8, 7: 8},
+    torch.bfloat16: {1: 2, 3: 4},
+}
+# Keys and values, in elements, that a CPU gathers and attends to in the fixed time of one call.
+_CALL_COST = 1 << 18
+
+
+class TorchSdpaOptions(PartOptions):
+    """Bounds on the memory that attention takes beside the cache."""
+
+    max_score_elements: int = Field(
+        1 << 22,
+        ge=1,
+        description="Most attention scores that are computed at a time; longer prefills are cut "
+        "into tiles of query rows. A single row may exceed it.",
+    )
+    max_gathered_elements: int | None = Field(
+        None,
+        ge=1,
+        description="Most key and value elements that are gathered from the cache at a time. A "
+        "single sequence may exceed it. Default: 4194304 on a CPU, 67108864 on a GPU.",
+    )
+
+
+@dataclass(frozen=True)
+class _TileWork:
+    """A tile with all views that are the same in every layer.
+
+    Attributes:
+        tile: rows, columns and mask.
+        keys, values: the tile's part of the gathered cache: ``[S, K, C, H]`` and ``[.., Hv]``.
+        row_shape: ``(S, K, G, H)`` if every sequence has one row, else None.
+        padded: such rows with zero rows below, ``[S, K, G or more, H]``; None where the kernel
+            has no use for them.
+        padded_rows: ``padded`` without the zero rows.
+    """
+
+    tile: Tile
+    keys: Tensor
+    values: Tensor
+    row_shape: tuple[int, int, int, int] | None
+    padded: Tensor | None
+    padded_rows: Tensor | None
+
+
+@dataclass(frozen=True)
+class _GroupWork:
+    """A group with the parts of the buffers that it is gathered into: ``[S * num_keys, K, H]``."""
+
+    slots: Tensor
+    k_target: Tensor
+    v_target: Tensor
+    tiles: tuple[_TileWork, ...]
+
+
+@dataclass(frozen=True)
+class TorchSdpaPlan(AttentionPlan):
+    """A step's gathers and tiles.
+
+    Attributes:
+        groups: sequences that are computed together.
+        blind_rows: query rows that see no key, int64, on the device; None if there are none.
+        num_tokens: query rows that belong to a sequence.
+    """
+
+    groups: tuple[_GroupWork, ...]
+    blind_rows: Tensor | None
+    num_tokens: int
+
+
+class TorchSdpaBackend(AttentionBackend):
+    """The reference backend: every feature of ``AttentionSpec``, any head, group and block size."""
+
+    name: ClassVar[str] = "torch_sdpa"
+    Options: ClassVar[type[PartOptions]] = TorchSdpaOptions
+
+    @classmethod
+    def capabilities(cls, device: torch.device) -> Capabilities:
+        """Everything but CUDA graphs and batch invariance."""
+        return Capabilities(
+            device_types=frozenset({"cpu", "cuda"}),
+            dtypes=_DTYPES,
+            kv_dtypes=_DTYPES,
+            different_v_head_size=True,
+            non_causal=True,
+            sliding_window=True,
+            logits_soft_cap=True,
+            alibi=True,
+            sinks=True,
+            lse=True,
+            nonfinite_safe=True,
+            kv_layout="NHD",
+            auto_priority=10,
+        )
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        cache: KVCacheSpec,
+        device: torch.device,
+        options: PartOptions | None = None,
+    ) -> None:
+        super().__init__(spec, cache, device, options)
+        on_cpu = device.type == "cpu"
+        limits = self.options
+        if not isinstance(limits, TorchSdpaOptions):
+            raise TypeError(
+                f"options of {self.name!r} must be TorchSdpaOptions, not {type(limits).__name__}"
+            )
+        gathered = limits.max_gathered_elements or (1 << 22 if on_cpu else 1 << 26)
+        self._limits = Limits(limits.max_score_elements, gathered, _CALL_COST)
+        self._exact_dtype = torch.float64 if spec.dtype == torch.float64 else torch.float32
+        # The fused CPU kernel is several times slower in float16 than in float32.
+        slow = on_cpu and spec.dtype == torch.float16
+        self._fused_dtype = torch.float32 if slow else spec.dtype
+        self._better_rows = _BETTER_ROWS.get(self._fused_dtype, {}) if on_cpu else {}
+        self._fused = spec.logits_soft_cap is None and spec.alibi_slopes is None and not spec.sinks
+        self._geometry = Geometry(
+            causal=spec.causal,
+            sliding_window=spec.sliding_window,
+            block_size=cache.block_size,
+            num_heads=spec.num_heads,
+            # The fused CPU kernel keeps no scores; all that has their size is a mask for all heads.
+            scores_per_key=1 if self._fused and on_cpu else spec.num_heads,
+            elements_per_key=spec.num_kv_heads * (spec.head_size + spec.v_head_size),
+        )
+        self._slopes: Tensor | None = None
+        if spec.alibi_slopes is not None:
+            slopes = torch.tensor(spec.alibi_slopes, dtype=self._exact_dtype, device=device)
+            self._slopes = slopes.view(spec.num_kv_heads, 1, spec.group_size, 1)
+        tokens = cache.num_blocks * cache.block_size
+        self._k_shape = (tokens, cache.num_kv_heads, cache.head_size)
+        self._v_shape = (tokens, cache.num_kv_heads, cache.v_head_size)
+        self._k_buffer = torch.empty(0, dtype=cache.dtype, device=device)
+        self._v_buffer = torch.empty(0, dtype=cache.dtype, device=device)
+
+    def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> TorchSdpaPlan:
+        """Group the sequences and make all index tensors and masks.
+
+        Raises:
+            ValueError: ``into`` is given: plans are not updated in place (no CUDA graphs).
+        """
+        if into is not None:
+            raise ValueError(
+                f"attention backend {self.name!r} has no CUDA graphs: into must be None"
+            )
+        # Buffers made in inference mode could not be written outside of it.
+        with torch.inference_mode(mode=False):
+            groups, blind_rows = build_groups(
+                batch, self._geometry, self._limits, self._fused_dtype, self.device
+            )
+            works = tuple(self._prepare(group) for group in groups)
+        return TorchSdpaPlan(works, blind_rows, batch.num_tokens)
+
+    def _prepare(self, group: KeyGroup) -> _GroupWork:
+        num_slots = group.num_seqs * group.num_keys
+        self._k_buffer, k_target = _part_of(self._k_buffer, (num_slots, *self._k_shape[1:]))
+        self._v_buffer, v_target = _part_of(self._v_buffer, (num_slots, *self._v_shape[1:]))
+        keys = _split(k_target, 0, group.num_seqs, -1).transpose(1, 2)
+        values = _split(v_target, 0, group.num_seqs, -1).transpose(1, 2)
+        tiles = tuple(self._prepare_tile(group, tile, keys, values) for tile in group.tiles)
+        return _GroupWork(group.slots, k_target, v_target, tiles)
+
+    def _prepare_tile(self, group: KeyGroup, tile: Tile, keys: Tensor, values: Tensor) -> _TileWork:
+        columns = slice(tile.first_key, tile.end_key)
+        row_shape, padded, padded_rows = None, None, None
+        if tile.num_rows == 1:
+            heads = (self.spec.num_kv_heads, self.spec.group_size)
+            row_shape = (group.num_seqs, *heads, self.spec.head_size)
+            better = self._better_rows.get(heads[1])
+            if better is not None:
+                padded = torch.zeros(
+                    (group.num_seqs, heads[0], better, self.spec.head_size),
+                    dtype=self._fused_dtype,
+                    device=self.device,
+                )
+                padded_rows = padded[:, :, : heads[1]]
+        k, v = keys[:, :, columns], values[:, :, columns]
+        return _TileWork(tile, k, v, row_shape, padded, padded_rows)
+
+    def write_kv(self, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+        """Store new keys and values; see ``AttentionBackend.write_kv``."""
+        if not len(slot_mapping):
+            return
+        store = store_on_host if self.device.type == "cpu" else store_without_sync
+        store(
+            (self._by_token(cache.k, self._k_shape), self._by_token(cache.v, self._v_shape)),
+            slot_mapping,
+            (key.to(cache.k.dtype), value.to(cache.v.dtype)),
+        )
+
+    def _by_token(self, cache: Tensor, shape: tuple[int, int, int]) -> Tensor:
+        """A cache tensor ``[P, B, K, H]`` as ``[P * B, K, H]``: the same memory."""
+        try:
+            return cache.view(shape)
+        except RuntimeError:
+            raise ValueError(
+                f"attention backend {self.name!r} was built for a cache of {shape[0]} tokens x "
+                f"{shape[1]} heads x {shape[2]} in NHD order, not for one of shape "
+                f"{tuple(cache.shape)} and strides {cache.stride()}"
+            ) from None
+
+    def forward(
+        self,
+        query: Tensor,
+        cache: KVCache,
+        plan: AttentionPlan,
+        out: Tensor,
+        *,
+        sinks: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> Tensor:
+        """Attend; see ``AttentionBackend.forward``.
+
+        Raises:
+            TypeError: the plan is of another backend.
+            ValueError: sinks are given to a spec without them, or missing.
+        """
+        if not isinstance(plan, TorchSdpaPlan):
+            raise TypeError(f"{self.name!r} cannot use a plan of type {type(plan).__name__}")
+        if (sinks is not None) != self.spec.sinks:
+            raise ValueError(
+                f"sinks must be given exactly if spec.sinks, which is {self.spec.sinks}"
+            )
+        if min(len(query), len(out)) < plan.num_tokens:
+            raise ValueError(
+                f"{plan.num_tokens} query rows were planned, but query has {len(query)} rows and "
+                f"out {len(out)}"
+            )
+        k_rows = self._by_token(cache.k, self._k_shape)
+        v_rows = self._by_token(cache.v, self._v_shape)
+        fused = self._fused and lse is None
+        for group in plan.groups:
+            torch.index_select(k_rows, 0, group.slots, out=group.k_target)
+            torch.index_select(v_rows, 0, group.slots, out=group.v_target)
+            for work in group.tiles:
+                if not fused:
+                    self._attend_exactly(query, work, sinks, out, lse)
+                elif work.row_shape is not None:
+                    self._attend_one_row(query, work, work.row_shape, out)
+                else:
+                    self._attend_fused(query, work, out)
+        if plan.blind_rows is not None:
+            out.index_fill_(0, plan.blind_rows, 0.0)
+            if lse is not None:
+                lse.index_fill_(0, plan.blind_rows, -torch.inf)
+        return out
+
+    def _attend_one_row(
+        self, query: Tensor, work: _TileWork, shape: tuple[int, int, int, int], out: Tensor
+    ) -> None:
+        """A row of each sequence, by torch's own attention: the heads of a group are the rows."""
+        tile = work.tile
+        q = _take(query, tile.rows).view(shape)
+        if work.padded is None or work.padded_rows is None:
+            q = q.to(self._fused_dtype)
+        else:
+            work.padded_rows.copy_(q)
+            q = work.padded
+        k, v = work.keys.to(self._fused_dtype), work.values.to(self._fused_dtype)
+        result = F.scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, scale=self.spec.scale)
+        result = result[:, :, : shape[2]]
+        if isinstance(tile.rows, slice):
+            out[tile.rows].view(*shape[:3], -1).copy_(result)
+        else:
+            out.index_copy_(0, tile.rows, result.flatten(1, 2).to(out.dtype))
+
+    def _attend_fused(self, query: Tensor, work: _TileWork, out: Tensor) -> None:
+        """Several rows of each sequence, by torch's own attention."""
+        tile, group_size, scale = work.tile, self.spec.group_size, self.spec.scale
+        k, v = work.keys.to(self._fused_dtype), work.values.to(self._fused_dtype)
+        q = _split(_take(query, tile.rows), 0, len(k), -1).to(self._fused_dtype)
+        mask = tile.mask
+        if tile.num_rows * group_size > _MAX_FOLDED_ROWS:
+            if mask is not None and mask.is_cuda:
+                # A part of a matrix may start anywhere; CUDA kernels read aligned vectors.
+                mask = mask.clone(memory_format=torch.contiguous_format)
+            result = F.scaled_dot_product_attention(
+                q.transpose(1, 2),
+                k,
+                v,
+                attn_mask=mask,
+                scale=scale,
+                enable_gqa=group_size > 1,
+            )
+            _put(out, tile.rows, result.transpose(1, 2))
+            return
+        folded = _split(q, 2, -1, group_size).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask.repeat(1, 1, group_size, 1)
+        result = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
+        result = _split(result, 2, group_size, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
+        _put(out, tile.rows, result)
+
+    def _attend_exactly(
+        self,
+        query: Tensor,
+        work: _TileWork,
+        sinks: Tensor | None,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        """A tile by matrix products in ``_exact_dtype``, in bounded runs of rows."""
+        tile, mask = work.tile, work.tile.mask
+        k, v = work.keys.to(self._exact_dtype), work.values.to(self._exact_dtype)
+        k, v = k.contiguous(), v.contiguous()
+        q = _split(_take(query, tile.rows), 0, len(k), -1).to(self._exact_dtype)
+        scores_per_row = len(k) * self.spec.num_heads * k.shape[2]
+        step = max(1, self._limits.score_elements // scores_per_row)
+        parts = []
+        for start in range(0, tile.num_rows, step):
+            rows = slice(start, start + step)
+            seen = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
+            position = tile.position - tile.first_key + start
+            parts.append(self._attend_rows(q[:, rows], k, v, seen, position, sinks))
+        results, sums = zip(*parts, strict=True)
+        _put(out, tile.rows, torch.cat(results, dim=1))
+        if lse is not None:
+            _put(lse, tile.rows, torch.cat(sums, dim=1))
+
+    def _attend_rows(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        position: int,
+        sinks: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Explicit attention of a run of rows, the first of which stands at column ``position``.
+
+        Args:
+            q: ``[S, R, N, H]``; like all others, in ``_exact_dtype``.
+            k: ``[S, K, C, H]``.
+            v: ``[S, K, C, Hv]``.
+            mask: as in ``Tile``.
+            position: may be negative.
+            sinks: ``[N]`` or None.
+
+        Returns:
+            Output ``[S, R, N, Hv]`` and LSE ``[S, R, N]``; NaN in a row that sees nothing.
+        """
+        spec, num_rows = self.spec, q.shape[1]
+        rows = _split(q, 2, -1, spec.group_size).transpose(1, 2).flatten(2, 3)
+        scores = torch.matmul(rows, k.transpose(-1, -2)).mul_(spec.scale)
+        if spec.logits_soft_cap is not None:
+            scores = scores.div_(spec.logits_soft_cap).tanh_().mul_(spec.logits_soft_cap)
+        scores = _split(scores, 2, num_rows, spec.group_size)
+        if self._slopes is not None:
+            columns = torch.arange(k.shape[2], device=k.device)
+            positions = torch.arange(position, position + num_rows, device=k.device)
+            distance = (positions[:, None] - columns).to(scores.dtype)
+            scores -= self._slopes * distance[:, None]
+        if mask is not None:
+            scores += mask.unsqueeze(3)
+        lse = scores.logsumexp(-1)
+        total = lse
+        if sinks is not None:
+            heads = sinks.to(lse.dtype).view(spec.num_kv_heads, 1, spec.group_size)
+            total = torch.logaddexp(lse, heads)
+        weights = scores.sub_(total.unsqueeze(-1)).exp_()
+        result = _split(torch.matmul(weights.flatten(2, 3), v), 2, num_rows, spec.group_size)
+        return result.transpose(1, 2).flatten(2, 3), lse.transpose(1, 2).flatten(2, 3)
+
+
+def _part_of(buffer: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The buffer, or a new one if it is too small, and its first elements in this shape."""
+    size = math.prod(shape)
+    if buffer.numel() < size:
+        buffer = torch.empty(size, dtype=buffer.dtype, device=buffer.device)
+    return buffer, buffer[:size].view(shape)
+
+
+def _take(query: Tensor, rows: slice | Tensor) -> Tensor:
+    return query[rows] if isinstance(rows, slice) else query.index_select(0, rows)
+
+
+def _put(out: Tensor, rows: slice | Tensor, values: Tensor) -> None:
+    """Write ``values``, ``[S, R, ...]``, to their rows of ``out``."""
+    if isinstance(rows, slice):
+        _split(out[rows], 0, values.shape[0], -1).copy_(values)
+    else:
+        out.index_copy_(0, rows, values.flatten(0, 1).to(out.dtype))
+
+
+def _split(tensor: Tensor, dim: int, *sizes: int) -> Tensor:
+    """The same memory with one dimension made several, whatever the strides."""
+    return tensor.view(*tensor.shape[:dim], *sizes, *tensor.shape[dim + 1 :])
