@@ -32,7 +32,8 @@ def store_without_sync(caches: Pair, slots: Tensor, new: Pair) -> None:
     stored = slots != -1
     first = stored.to(torch.uint8).argmax()
     source = torch.where(stored, torch.arange(len(slots), device=slots.device), first)
-    targets = slots.index_select(0, source).clamp_(min=0)
+    any_stored = stored.any()
+    targets = torch.where(any_stored, slots.index_select(0, source), 0)
     for rows, values in zip(caches, new, strict=True):
         old, wanted = rows.index_select(0, targets), values.index_select(0, source)
-        rows.index_copy_(0, targets, torch.where(stored.any(), wanted, old))
+        rows.index_copy_(0, targets, torch.where(any_stored, wanted, old))

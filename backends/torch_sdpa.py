@@ -9,6 +9,7 @@ products and an explicit softmax in float32. ``forward`` never waits for the dev
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..core.attention import (
     AttentionBackend,
@@ -31,8 +33,16 @@ from ._kv_store import store_on_host, store_without_sync
 from ._paged_gather import Geometry, KeyGroup, Limits, Tile, build_groups
 
 _DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
-# Query rows times group size up to which the heads of a group are laid out as rows of one query:
-# the fused kernels are slow for a few rows of many heads.
+# Torch's cuDNN kernel builds a graph on the host for every new shape, which takes 3 ms, and shapes
+# change in every step.
+_GPU_KERNELS = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+# Query rows times group size up to which the heads of a group are laid out as rows of one query on
+# a CPU, whose kernel is slow for a few rows of many heads. On a GPU they always are: of the kernels
+# above, only the slowest takes both a mask and grouped heads.
 _MAX_FOLDED_ROWS = 32
 # Numbers of query rows that the fused CPU kernel is slower for than for a larger one: pad to that.
 _BETTER_ROWS = {
@@ -47,13 +57,13 @@ class TorchSdpaOptions(PartOptions):
     """Bounds on the memory that attention takes beside the cache."""
 
     max_score_elements: int = Field(
-        1 << 22,
+        default=1 << 22,
         ge=1,
         description="Most attention scores that are computed at a time; longer prefills are cut "
         "into tiles of query rows. A single row may exceed it.",
     )
     max_gathered_elements: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Most key and value elements that are gathered from the cache at a time. A "
         "single sequence may exceed it. Default: 4194304 on a CPU, 67108864 on a GPU.",
@@ -268,16 +278,17 @@ class TorchSdpaBackend(AttentionBackend):
         k_rows = self._by_token(cache.k, self._k_shape)
         v_rows = self._by_token(cache.v, self._v_shape)
         fused = self._fused and lse is None
-        for group in plan.groups:
-            torch.index_select(k_rows, 0, group.slots, out=group.k_target)
-            torch.index_select(v_rows, 0, group.slots, out=group.v_target)
-            for work in group.tiles:
-                if not fused:
-                    self._attend_exactly(query, work, sinks, out, lse)
-                elif work.row_shape is not None:
-                    self._attend_one_row(query, work, work.row_shape, out)
-                else:
-                    self._attend_fused(query, work, out)
+        with sdpa_kernel(_GPU_KERNELS) if query.is_cuda else nullcontext():
+            for group in plan.groups:
+                torch.index_select(k_rows, 0, group.slots, out=group.k_target)
+                torch.index_select(v_rows, 0, group.slots, out=group.v_target)
+                for work in group.tiles:
+                    if not fused:
+                        self._attend_exactly(query, work, sinks, out, lse)
+                    elif work.row_shape is not None:
+                        self._attend_one_row(query, work, work.row_shape, out)
+                    else:
+                        self._attend_fused(query, work, out)
         if plan.blind_rows is not None:
             out.index_fill_(0, plan.blind_rows, 0.0)
             if lse is not None:
@@ -309,10 +320,7 @@ class TorchSdpaBackend(AttentionBackend):
         k, v = work.keys.to(self._fused_dtype), work.values.to(self._fused_dtype)
         q = _split(_take(query, tile.rows), 0, len(k), -1).to(self._fused_dtype)
         mask = tile.mask
-        if tile.num_rows * group_size > _MAX_FOLDED_ROWS:
-            if mask is not None and mask.is_cuda:
-                # A part of a matrix may start anywhere; CUDA kernels read aligned vectors.
-                mask = mask.clone(memory_format=torch.contiguous_format)
+        if not query.is_cuda and tile.num_rows * group_size > _MAX_FOLDED_ROWS:
             result = F.scaled_dot_product_attention(
                 q.transpose(1, 2),
                 k,

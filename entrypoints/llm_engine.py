@@ -230,7 +230,7 @@ class _Builder:
         engine.settings = self.settings
         engine.description = EngineDescription(
             model=files.name,
-            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            num_parameters=self.num_parameters,
             device=str(self.device),
             dtype=dtype_name(self.dtype),
             attention_backend=self.backend_choice.name,
@@ -252,6 +252,8 @@ class _Builder:
 
     def _load_model(self, model_class: type[Model], checkpoint: Checkpoint) -> Model:
         model = model_class(self.config, self.dtype, self.device)
+        # Counted before the model packs its weights, which may free them.
+        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         checkpoint.load_into(model, self.options.seed)
         return model.eval()
 

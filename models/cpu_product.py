@@ -1,23 +1,22 @@
-"""How a linear layer multiplies: on accelerators as torch does, on a CPU by what measures best.
+"""How a linear layer multiplies: on accelerators as torch does, on a CPU with a packed weight.
 
-Milliseconds for the four projections of ten layers of a 135M model (hidden size 576), best of 15,
-on two cores with AVX2 and no 16-bit instructions, torch 2.13:
+On a CPU the weight is laid out once in the blocks that oneDNN's kernels read, instead of at every
+call; ``torch.compile`` does the same to the linear layers of a frozen model. Milliseconds for the
+projections of twelve layers of a 135M model (hidden size 576) and its output layer, float32, two
+cores with AVX2, torch 2.13:
 
-====  =========  ==============  =============  ==============  =============
-rows  float32    float32         bfloat16       bfloat16        bfloat16
-      F.linear   mm(w, x.t())    F.linear       widened linear  widened mm
-====  =========  ==============  =============  ==============  =============
-   1       12.2             9.7            4.0             9.2            9.5
-   2       32.2             6.3            7.7            16.2            6.5
-   4       17.0             6.2           14.8            16.9            7.1
-  16       21.9            13.1           57.6            23.3           14.5
-  32       32.9            20.6          114.8            27.7           21.1
-====  =========  ==============  =============  ==============  =============
+====  ========  ====================  ======
+rows  F.linear  mm(weight, x.t()).t()  packed
+====  ========  ====================  ======
+   1      20.8                  20.9    12.2
+   2      42.4                  17.1    14.6
+  16      51.0                  31.0    29.4
+  64      86.8                  77.0    67.5
+1024     666.8                         625.6
+====  ========  ====================  ======
 
-float16 behaves like bfloat16, its ``F.linear`` up to a fifth faster. The two float32 ways meet
-between 64 and 128 rows (from a machine with other work on it, so no closer). The crossing point is
-the library's, not a law: both give the same numbers to rounding, so a wrong threshold costs time
-only.
+Without instructions for 16-bit products, F.linear in bfloat16 or float16 is bound by arithmetic
+from 4 rows on (18 GFLOP/s against 140 in float32), so the packed weight is float32 there too.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TRANSPOSED_MIN_ROWS = 2
-TRANSPOSED_MAX_ROWS = 64
-"""Rows between which ``mm(weight, x.t())`` beats ``F.linear(x, weight)`` in float32."""
+_PACKED_FOR_ROWS = 16
+"""What oneDNN is told to lay the weight out for; of 1, 16, 32 and the true number it is near the
+best for all numbers of rows."""
 
 WIDENED_MIN_ROWS = 2
 """Rows from which a float32 copy beats the 16-bit weight: one row is bound by reading the weight,
@@ -37,10 +36,10 @@ which the copy makes twice as long; more rows are bound by arithmetic."""
 
 def product_for(weight: Tensor) -> Product:
     """The way to multiply by ``weight`` on its device, in its dtype."""
-    if weight.device.type != "cpu":
+    if weight.device.type != "cpu" or not _can_pack():
         return Product()
     if weight.dtype == torch.float32:
-        return Float32Product()
+        return PackedProduct()
     if weight.dtype in (torch.bfloat16, torch.float16) and not _is_native(weight.dtype):
         return WidenedProduct()
     return Product()
@@ -48,6 +47,9 @@ def product_for(weight: Tensor) -> Product:
 
 class Product:
     """``F.linear``: the library of the device knows best."""
+
+    #: Whether ``weight`` is not read any more once ``prepare`` has been called.
+    replaces_weight = False
 
     def prepare(self, weight: Tensor, bias: Tensor | None) -> None:
         """Called once, when weight and bias have their values."""
@@ -61,49 +63,63 @@ class Product:
             bias: ``[out_size]``, or None.
 
         Returns:
-            ``[rows, out_size]``; may be strided.
+            ``[rows, out_size]``, contiguous.
         """
         return F.linear(x, weight, bias)
 
 
-class Float32Product(Product):
-    """Float32 on a CPU: few rows are multiplied the other way round, into a transposed result."""
+class PackedProduct(Product):
+    """Float32 on a CPU, by a weight in oneDNN's own layout."""
+
+    replaces_weight = True
+
+    def __init__(self) -> None:
+        self._packed: Tensor | None = None
+        self._bias: Tensor | None = None
+
+    def prepare(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Lay the weight out."""
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(
+            weight.detach().float(), _PACKED_FOR_ROWS
+        )
+        self._bias = None if bias is None else bias.detach().float()
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See ``Product``."""
-        if TRANSPOSED_MIN_ROWS <= x.shape[0] <= TRANSPOSED_MAX_ROWS:
-            out = torch.mm(weight, x.t()).t()
-            return out if bias is None else out.add_(bias)
-        return F.linear(x, weight, bias)
+        if self._packed is None:
+            return F.linear(x, weight, bias)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self._packed, self._bias, "none", [], ""
+        )
+        return out
 
 
-class WidenedProduct(Float32Product):
-    """A 16-bit dtype on a CPU without instructions for it, by way of a float32 copy of the weight.
+class WidenedProduct(PackedProduct):
+    """A 16-bit dtype on a CPU without instructions for it, by way of a packed float32 weight.
 
     16-bit values multiplied and summed in float32 and rounded once at the end are what a native
     16-bit product computes; it takes 6 bytes per weight instead of 2.
     """
 
-    def __init__(self) -> None:
-        self._weight: Tensor | None = None
-        self._bias: Tensor | None = None
-
-    def prepare(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Make the copies."""
-        self._weight = weight.detach().float()
-        self._bias = None if bias is None else bias.detach().float()
+    replaces_weight = False
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See ``Product``."""
-        if self._weight is None or x.shape[0] < WIDENED_MIN_ROWS:
+        if self._packed is None or x.shape[0] < WIDENED_MIN_ROWS:
             return F.linear(x, weight, bias)
-        return super().__call__(x.float(), self._weight, self._bias).to(weight.dtype)
+        return super().__call__(x.float(), weight, bias).to(x.dtype)
+
+
+def _can_pack() -> bool:
+    """Whether this build of torch has oneDNN with the operators for frozen linear layers."""
+    operators = ("_reorder_linear_weight", "_linear_pointwise")
+    return torch.backends.mkldnn.is_available() and all(
+        hasattr(torch.ops.mkldnn, name) for name in operators
+    )
 
 
 def _is_native(dtype: torch.dtype) -> bool:
-    """Whether this CPU has instructions for products in a 16-bit dtype, and torch uses them."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
+    """Whether this CPU has instructions for products in a 16-bit dtype."""
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())

@@ -14,6 +14,10 @@ from torch import Tensor, nn
 
 from .cpu_product import product_for
 
+_OWN_NORM_MIN_ROWS = 32
+"""Rows from which torch's rms_norm is slower on a CPU than its parts: at 2048 rows of 576 elements
+4.6 ms against 0.35 ms, at 16 rows 30 us against 36 us (torch 2.13, two cores)."""
+
 Shard = tuple[str, Tensor]
 """A checkpoint name and the part of a parameter that it fills."""
 
@@ -37,9 +41,17 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension of ``[T, size]`` into a new tensor."""
+        if x.device.type == "cpu" and len(x) >= _OWN_NORM_MIN_ROWS:
+            return self._by_hand(x)
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.shape, self.weight, self.eps)
         return F.rms_norm(x, self.shape, None, self.eps).mul_(self.weight)
+
+    def _by_hand(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = norm.square_().mul_(1 / self.shape[0]).add_(self.eps).rsqrt_()
+        return (wide * scale).to(x.dtype).mul_(self.weight)
 
     def shards(self, name: str) -> Iterator[Shard]:
         """The weight, whole."""
@@ -93,10 +105,11 @@ class Linear(nn.Module):
         total = sum(self.out_sizes)
         self.weight = empty_parameter(total, in_size, dtype=dtype, device=device)
         self.bias = empty_parameter(total, dtype=dtype, device=device) if bias else None
+        self._shares_weight = False
         self._product = product_for(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, in_size]`` to ``[rows, sum of out_sizes]``; the result may be strided."""
+        """``[rows, in_size]`` to ``[rows, sum of out_sizes]``."""
         return self._product(x, self.weight, self.bias)
 
     def shards(self, *names: str) -> Iterator[Shard]:
@@ -116,8 +129,14 @@ class Linear(nn.Module):
         """A layer whose weight is another one's (tied embeddings)."""
         layer = cls(weight.shape[1], (0,), False, weight.dtype, weight.device)
         layer.weight, layer.out_sizes = weight, (weight.shape[0],)
+        layer._shares_weight = True
         return layer
 
     def finish_loading(self) -> None:
-        """Prepare the product now that the weight has its values."""
+        """Prepare the product now that the weight has its values; give the weight's memory back
+        if the product keeps a layout of its own and nobody else shares the weight."""
         self._product.prepare(self.weight, self.bias)
+        if self._product.replaces_weight and not self._shares_weight:
+            self.weight = empty_parameter(
+                0, self.weight.shape[1], dtype=self.weight.dtype, device=self.weight.device
+            )

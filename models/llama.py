@@ -39,8 +39,8 @@ class LlamaAttention(nn.Module):
         self, x: Tensor, rope: RotaryEmbedding, rows: RopeRows, layer: int, attention: AttentionStep
     ) -> Tensor:
         """``[T, hidden_size]`` to the same shape."""
-        # Views of one buffer; contiguous() is free unless the product came out transposed.
-        qkv = self.qkv_proj(x).contiguous().view(x.shape[0], -1, self.head_size)
+        # Query, key and value are views of one buffer.
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_size)
         rotated = rope.rotate(qkv[:, : self.num_rotated], rows)
         query, key = torch.split(rotated, self.heads, 1)
         out = attention(layer, query, key, qkv[:, self.num_rotated :])
@@ -164,7 +164,7 @@ class LlamaForCausalLM(Model):
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """See the contract."""
         logits: Tensor = self.lm_head(hidden_states)
-        return logits.contiguous()
+        return logits
 
     def shards(self) -> Iterator[Shard]:
         """Every tensor that a checkpoint must hold, with the place that it fills."""

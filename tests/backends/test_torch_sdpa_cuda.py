@@ -63,11 +63,8 @@ def on_gpu(case: Case) -> Case:
 )
 @pytest.mark.parametrize("with_lse", [False, True])
 def test_equals_the_oracle(features: dict[str, Any], dtype: torch.dtype, with_lse: bool) -> None:
-    spec = AttentionSpec(
-        **{"num_heads": 6, "num_kv_heads": 2, "head_size": 64, "v_head_size": 64}
-        | {"scale": 0.125, "dtype": dtype}
-        | features
-    )
+    plain = AttentionSpec(6, 2, 64, 64, 0.125, dtype)
+    spec = replace(plain, **features)
     batch = make_batch([1, 15, 16, 17, 60, 33, 90], [1, 1, 1, 17, 7, 1, 12], 16, 30)
     host = make_case(spec, batch, 16, 30)
     hidden = ~visible_slots(host)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -218,9 +219,29 @@ def test_rows_without_a_visible_key_are_zero(causal: bool, with_lse: bool) -> No
 
 @pytest.mark.parametrize("features", [{}, {"sliding_window": 300}, {"causal": False}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_long_prompts_in_tiles(features: dict[str, int], dtype: torch.dtype) -> None:
+def test_long_prompts_in_tiles(features: dict[str, Any], dtype: torch.dtype) -> None:
     """Rows past the first tile, where queries are not folded, beside a decoding sequence."""
     spec = AttentionSpec(3, 1, 64, 64, 0.125, dtype, **features)
     case = make_case(spec, make_batch([330, 47, 290], [300, 1, 290], 16, 50), 16, 50)
     out, _ = attend(backend_of(case), case)
     assert_meaning(case, out, None)
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {},
+        {"sliding_window": 7},
+        {"sliding_window": 7, "alibi_slopes": (0.1, 0.2, 0.3, 0.4)},
+        {"sliding_window": 7, "logits_soft_cap": 3.0, "sinks": True},
+        {"causal": False, "sliding_window": 7, "alibi_slopes": (0.1, 0.2, 0.3, 0.4), "sinks": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("scores", [1, 150, 700])
+def test_explicit_attention_in_runs_of_rows(features: dict[str, Any], scores: int) -> None:
+    """Runs of rows in the middle of a prompt, whose first key is not the sequence's."""
+    spec = AttentionSpec(4, 2, 16, 16, 0.25, torch.float32, **features)
+    case = make_case(spec, make_batch([24, 30], [24, 11], 4, 20), 4, 20)
+    out, lse = attend(backend_of(case, max_score_elements=scores), case, with_lse=True)
+    assert_meaning(case, out, lse)

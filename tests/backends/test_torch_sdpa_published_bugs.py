@@ -28,7 +28,8 @@ def spec_of(num_heads: int, num_kv_heads: int, head_size: int, **features: Any) 
 
 
 def run(case: Case) -> Tensor:
-    out, _ = attend(TorchSdpaBackend(case.spec, case.cache_spec, CPU), case)
+    backend = TorchSdpaBackend(case.spec, case.cache_spec, CPU)
+    out: Tensor = attend(backend, case)[0]
     return out[: case.batch.num_tokens]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from pydantic import ValidationError
 from support.attention_cases import CPU, make_batch, make_case
 
+from jackfield.backends._kv_store import store_on_host, store_without_sync
 from jackfield.backends.torch_sdpa import TorchSdpaBackend, TorchSdpaOptions
 from jackfield.core.attention import AttentionPlan, AttentionSpec, KVCache, KVCacheSpec
 from jackfield.core.errors import UnsupportedError
@@ -93,8 +96,9 @@ def test_sinks_that_are_missing() -> None:
         )
 
 
-def test_a_slot_below_minus_one_is_an_error() -> None:
-    case = make_case(SPEC, make_batch([5], [2], 4, 8), 4, 8)
-    backend = TorchSdpaBackend(SPEC, CACHE, CPU)
+@pytest.mark.parametrize("store", [store_on_host, store_without_sync])
+def test_a_slot_below_minus_one_is_an_error(store: Callable[..., None]) -> None:
+    caches = torch.zeros(8, 2, 16), torch.zeros(8, 2, 16)
+    new = torch.ones(2, 2, 16), torch.ones(2, 2, 16)
     with pytest.raises(IndexError):
-        backend.write_kv(case.key, case.value, case.cache, torch.tensor([3, -2]))
+        store(caches, torch.tensor([3, -2]), new)

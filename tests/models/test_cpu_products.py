@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jackfield.models.cpu_product import (
-    TRANSPOSED_MAX_ROWS,
-    Float32Product,
+    WIDENED_MIN_ROWS,
+    PackedProduct,
     Product,
     WidenedProduct,
     product_for,
@@ -17,10 +17,10 @@ from jackfield.models.cpu_product import (
 from jackfield.models.layers import Linear
 
 CPU = torch.device("cpu")
-ROWS = st.sampled_from([0, 1, 2, 3, TRANSPOSED_MAX_ROWS, TRANSPOSED_MAX_ROWS + 1])
+ROWS = st.sampled_from([0, 1, WIDENED_MIN_ROWS, 3, 16, 65])
 KINDS = [
     (Product, torch.float32),
-    (Float32Product, torch.float32),
+    (PackedProduct, torch.float32),
     (Product, torch.bfloat16),
     (WidenedProduct, torch.bfloat16),
     (WidenedProduct, torch.float16),
@@ -83,5 +83,20 @@ def test_a_fused_layer_loads_by_the_names_of_its_parts() -> None:
 
 def test_the_choice_follows_device_and_dtype() -> None:
     assert type(product_for(torch.empty(1, 1, device="meta"))) is Product
-    assert type(product_for(torch.empty(1, 1))) is Float32Product
+    assert type(product_for(torch.empty(1, 1))) is PackedProduct
     assert type(product_for(torch.empty(1, 1, dtype=torch.float64))) is Product
+
+
+def test_a_packed_layer_gives_its_weight_back_unless_it_is_shared() -> None:
+    x = torch.randn(3, 8)
+    linear = Linear(8, (5,), False, torch.float32, CPU)
+    torch.nn.init.normal_(linear.weight)
+    expected = linear(x)
+    embedding = torch.nn.Parameter(linear.weight.detach().clone(), requires_grad=False)
+    tied = Linear.sharing(embedding)
+    for layer in (linear, tied):
+        layer.finish_loading()
+        torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)
+    assert linear.weight.numel() == 0
+    assert tied.weight is embedding
+    assert embedding.numel() == 40

@@ -123,15 +123,15 @@ def make_case(
         spec.num_kv_heads * spec.v_head_size,
     ]
     packed = random(batch.num_tokens + PADDING_ROWS, sum(widths)).to(spec.dtype)
-    query, key, value = packed.split(widths, dim=1)
+    query, key, value = torch.split(packed, widths, dim=1)
     return Case(
         spec=spec,
         cache_spec=cache_spec,
         batch=batch,
         cache=KVCache(k=random(*k_shape).to(kv_dtype), v=random(*v_shape).to(kv_dtype)),
-        query=query.unflatten(1, (spec.num_heads, spec.head_size)),
-        key=key[: batch.num_tokens].unflatten(1, (spec.num_kv_heads, spec.head_size)),
-        value=value[: batch.num_tokens].unflatten(1, (spec.num_kv_heads, spec.v_head_size)),
+        query=query.view(-1, spec.num_heads, spec.head_size),
+        key=key[: batch.num_tokens].view(-1, spec.num_kv_heads, spec.head_size),
+        value=value[: batch.num_tokens].view(-1, spec.num_kv_heads, spec.v_head_size),
         sinks=random(spec.num_heads) if spec.sinks else None,
     )
 
