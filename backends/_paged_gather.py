@@ -24,8 +24,6 @@ IntArray = NDArray[np.int64]
 
 # Longer queries make work enough for a call of their own; they share one only if equally long.
 _MAX_PADDED_QUERY_LEN = 8
-# Rows of a tile: enough to fill a matrix product, few enough to skip most keys in the future.
-_TILE_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,13 @@ class Limits:
             more.
         call_cost: elements that are gathered and attended to in the time of a group's fixed cost;
             padding beyond it is avoided by another group.
+        tile_rows: most query rows of a tile.
     """
 
     score_elements: int
     gathered_elements: int
     call_cost: int
+    tile_rows: int = 256
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def _tile_shapes(
     """Cut the rows of a group evenly; each tile gets the columns between what its first row and
     its last row may see."""
     fitting = limits.score_elements // (num_seqs * num_keys * geometry.scores_per_key)
-    most = max(1, min(_TILE_ROWS, fitting, query_len))
+    most = max(1, min(limits.tile_rows, fitting, query_len))
     num_rows = -(-query_len // -(-query_len // most))
     shapes = []
     for first_row in range(0, query_len, num_rows):

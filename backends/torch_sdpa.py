@@ -49,6 +49,10 @@ _BETTER_ROWS = {
     torch.float32: {3: 4, 5: 8, 6: 8, 7: 8},
     torch.bfloat16: {1: 2, 3: 4},
 }
+# Rows of a tile. On a CPU: enough to fill a matrix product, few enough to skip most keys in the
+# future. On a GPU the launches of another tile cost more than those keys.
+_CPU_TILE_ROWS = 256
+_GPU_TILE_ROWS = 4096
 # Keys and values, in elements, that a CPU gathers and attends to in the fixed time of one call.
 _CALL_COST = 1 << 18
 
@@ -56,11 +60,12 @@ _CALL_COST = 1 << 18
 class TorchSdpaOptions(PartOptions):
     """Bounds on the memory that attention takes beside the cache."""
 
-    max_score_elements: int = Field(
-        default=1 << 22,
+    max_score_elements: int | None = Field(
+        default=None,
         ge=1,
         description="Most attention scores that are computed at a time; longer prefills are cut "
-        "into tiles of query rows. A single row may exceed it.",
+        "into tiles of query rows. A single row may exceed it. Default: 4194304 on a CPU, "
+        "67108864 on a GPU.",
     )
     max_gathered_elements: int | None = Field(
         default=None,
@@ -155,8 +160,13 @@ class TorchSdpaBackend(AttentionBackend):
             raise TypeError(
                 f"options of {self.name!r} must be TorchSdpaOptions, not {type(limits).__name__}"
             )
-        gathered = limits.max_gathered_elements or (1 << 22 if on_cpu else 1 << 26)
-        self._limits = Limits(limits.max_score_elements, gathered, _CALL_COST)
+        default = 1 << 22 if on_cpu else 1 << 26
+        self._limits = Limits(
+            score_elements=limits.max_score_elements or default,
+            gathered_elements=limits.max_gathered_elements or default,
+            call_cost=_CALL_COST,
+            tile_rows=_CPU_TILE_ROWS if on_cpu else _GPU_TILE_ROWS,
+        )
         self._exact_dtype = torch.float64 if spec.dtype == torch.float64 else torch.float32
         # The fused CPU kernel is several times slower in float16 than in float32.
         slow = on_cpu and spec.dtype == torch.float16

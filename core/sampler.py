@@ -26,7 +26,7 @@ the first NaN or else the first maximum. The sampler does not report them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ from torch import Tensor
 from .random_stream import uniforms
 from .sampling_params import GREEDY_TEMPERATURE
 
+#: Logits that are filtered and drawn from at a time; each takes some 40 bytes meanwhile.
+_MAX_ELEMENTS = 1 << 25
 #: Fixed-point totals stay below 2**62, well inside int64.
 _TOTAL_BITS = 62
 
@@ -121,6 +123,11 @@ class SamplingBatch:
             packed=host.to(device, non_blocking=True),
         )
 
+    def part(self, start: int, end: int) -> SamplingBatch:
+        """Rows ``start`` to ``end - 1``, with the same fast paths."""
+        packed = self.packed[:, start:end]
+        return replace(self, num_rows=packed.shape[1], packed=packed)
+
     @property
     def greedy(self) -> Tensor:
         """Rows that take the likeliest token: ``[R, 1]``, bool."""
@@ -170,9 +177,18 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """
     if logits.shape[0] != batch.num_rows:
         raise ValueError(f"logits have {logits.shape[0]} rows, the batch has {batch.num_rows}")
-    likeliest = logits.argmax(dim=-1, keepdim=True)
     if batch.all_greedy:
-        return likeliest.squeeze(1)
+        return logits.argmax(dim=-1)
+    # Rows are independent, so a part of them at a time bounds the memory and changes nothing.
+    step = max(1, _MAX_ELEMENTS // logits.shape[1])
+    if batch.num_rows <= step:
+        return _sample_rows(logits, batch)
+    starts = range(0, batch.num_rows, step)
+    return torch.cat([_sample_rows(logits[i : i + step], batch.part(i, i + step)) for i in starts])
+
+
+def _sample_rows(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    likeliest = logits.argmax(dim=-1, keepdim=True)
     largest = logits.gather(1, likeliest).float()
     scaled = (logits.float() - largest).div_(batch.temperature)
     weights = scaled.exp()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 from support.attention_cases import UNTOUCHED, Case, bounds, make_batch, make_case, visible_slots
+from support.cuda import no_synchronisation
 
 from jackfield.backends.torch_sdpa import TorchSdpaBackend
 from jackfield.conformance.oracle import attention_oracle, write_kv_oracle
@@ -27,16 +26,6 @@ FEATURES: list[dict[str, Any]] = [
     {"sinks": True},
     {"v_head_size": 32},
 ]
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    """Waiting for the device raises."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def on_gpu(case: Case) -> Case:

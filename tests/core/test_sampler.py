@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cuda import no_synchronisation
 from torch import Tensor
 
 from jackfield.core.random_stream import child_seed, derive_seed, uniforms
@@ -373,6 +373,14 @@ class TestIndependence:
         assert len({tuple(tokens) for tokens in completions}) == 4
         assert completions == [draws(logits, Row(seed=child_seed(5, i)), 12) for i in range(4)]
 
+    def test_large_batches_are_worked_off_in_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows = [Row(seed=1), Row(top_k=7, seed=2), Row(top_p=0.6, seed=3), GREEDY] * 5
+        logits = random_logits(len(rows), 50)
+        whole = sample(logits, batch_of(rows)).tolist()
+        for rows_per_part in (1, 3, 19):
+            monkeypatch.setattr("jackfield.core.sampler._MAX_ELEMENTS", 50 * rows_per_part)
+            assert sample(logits, batch_of(rows)).tolist() == whole
+
 
 class TestUnusualInput:
     @pytest.mark.parametrize("row", [GREEDY, Row(), Row(top_k=3), Row(0.5, 7, 0.9, 0.1)], ids=str)
@@ -443,13 +451,8 @@ class TestCuda:
         logits = random_logits(6, 50_257).cuda()
         batch_of(list(self.ROWS), "cuda")  # the first pinned allocation may wait
         torch.cuda.synchronize()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the mode does not see everything
-            torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_synchronisation():
             tokens = sample(logits, batch_of(list(self.ROWS), "cuda"))
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert tokens.device.type == "cuda"
 
     @pytest.mark.parametrize("vocab_size", [1000, 32_000, 151_936])

@@ -107,6 +107,7 @@ def test_memory_stays_within_the_allowance(checkpoint: Path) -> None:
         dtype="bfloat16",
         max_model_len=4096,
         max_num_seqs=160,
+        max_num_batched_tokens=16384,
         gpu_memory_utilization=share,
     )
     prompts = [[index % 1000] * 4000 for index in range(160)]
@@ -124,4 +125,4 @@ def test_memory_stays_within_the_allowance(checkpoint: Path) -> None:
 def _params() -> Any:
     from jackfield import SamplingParams
 
-    return SamplingParams(max_tokens=32, ignore_eos=True, detokenize=False, top_p=0.9)
+    return SamplingParams(max_tokens=90, ignore_eos=True, detokenize=False, top_p=0.9)
