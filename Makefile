@@ -1,4 +1,4 @@
-# The two commands of the README. Both make their own virtual environment.
+# The two commands of the README. Both make a virtual environment of their own first.
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?= -q
@@ -12,11 +12,16 @@ demo: install
 test: install-dev
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
+# build/ may hold modules that are gone from the tree, and would be installed again.
 install: $(VENV)/bin/python
+	@rm -rf build
+	@echo "installing $(TORCH), then jackfield, into $(VENV)"
 	$(VENV)/bin/pip install --quiet "$(TORCH)"
 	$(VENV)/bin/pip install --quiet .
 
 install-dev: $(VENV)/bin/python
+	@rm -rf build
+	@echo "installing $(TORCH), then jackfield and its development tools, into $(VENV)"
 	$(VENV)/bin/pip install --quiet "$(TORCH)"
 	$(VENV)/bin/pip install --quiet ".[dev]"
 

@@ -273,7 +273,7 @@ class Capabilities:
         different_v_head_size: whether ``Hv`` may differ from ``H``.
         non_causal: whether ``causal=False`` works.
         sliding_window, logits_soft_cap, alibi, sinks: features of the spec.
-        lse: whether ``forward(return_lse=True)`` works.
+        lse: whether ``forward`` may be given ``lse``.
         mixed_batches: whether prefill and decode may share a batch.
         cuda_graphs: whether ``forward`` may be captured and replayed after ``plan(into=...)``.
         nonfinite_safe: whether NaN and Inf in slots of no visible key leave results unchanged.

@@ -142,15 +142,13 @@ class BatchAssembler:
         find_request: Callable[[str], Request | None],
         block_manager: BlockManager,
     ) -> StepInputs:
-        """Tensors of a step.
+        """Tensors of a step. Rows of preempted requests must have been released before.
 
         Args:
             plan: what to compute, at least one token.
             find_request: looks a live request up by id.
             block_manager: read for block tables.
         """
-        for request_id in plan.preempted:
-            self.release(request_id)
         scheduled = plan.scheduled
         rows = np.array(
             [self._row_of(item.request_id, find_request) for item in scheduled], np.int64

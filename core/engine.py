@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from numbers import Integral
+from typing import Any, Protocol
 
 from .batch import BatchAssembler
 from .block_manager import BlockManager, BlockUsage
-from .errors import EngineDeadError, RequestError
+from .errors import EngineDeadError, PluginError, RequestError
 from .model_runner import ModelRunner
 from .output_processor import OutputProcessor
 from .random_stream import child_seed, derive_seed
@@ -153,8 +154,7 @@ class Engine:
                 self.scheduler.add(request, now)
                 added.append(request)
         except BaseException:
-            for request in added:
-                self.scheduler.finish(request.request_id)
+            self._let_go([request.request_id for request in added])
             raise
         self._num_arrivals += len(requests)
         self._outputs.add(prompt if isinstance(prompt, str) else None, requests)
@@ -164,11 +164,15 @@ class Engine:
 
         Returns:
             What it had so far, with finish reason ``abort``; None if no such request is live.
+
+        Raises:
+            PluginError: the scheduling policy failed when it was told; the request has ended all
+                the same.
         """
-        if self._cause_of_death is None:
-            for child in self._outputs.children(request_id):
-                self._let_go(child)
+        children = self._outputs.children(request_id)
         output = self._outputs.abort(request_id, self._clock())
+        if self._cause_of_death is None:
+            self._let_go(children)
         if output is not None:
             self._notify_finished([output])
         return output
@@ -194,6 +198,8 @@ class Engine:
     def _step(self) -> list[RequestOutput]:
         started = self._clock()
         plan = self.scheduler.schedule(started)
+        for request_id in plan.preempted:
+            self._assembler.release(request_id)
         if not plan.scheduled:
             self._note_empty_step(plan)
             return []
@@ -208,8 +214,7 @@ class Engine:
         now = self._clock()
         finished = dict(self.scheduler.update(plan, sampled, now))
         outputs, stopped = self._outputs.process(list(sampled.items()), finished, now)
-        for request_id in (*finished, *stopped):
-            self._let_go(request_id)
+        self._let_go((*finished, *stopped))
         self._account(plan, sampled, usage)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s", _describe_step(plan, queues, usage, now - started))
@@ -245,27 +250,36 @@ class Engine:
 
     def _tokenize(self, prompt: str | Sequence[int], params: SamplingParams) -> list[int]:
         if self.tokenizer is None and params.detokenize:
-            raise RequestError("this engine has no tokenizer: set detokenize=False in the request")
+            raise RequestError(
+                "this engine has no tokenizer (skip_tokenizer_init=True): set detokenize=False in "
+                "the request"
+            )
+        token_ids: list[Any]  # checked below: callers are not always typed
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise RequestError("this engine has no tokenizer: give the prompt as token ids")
+                raise RequestError(
+                    "this engine has no tokenizer (skip_tokenizer_init=True): give the prompt as "
+                    "token ids"
+                )
             token_ids = self.tokenizer.encode(prompt)
-        else:
+        elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
             token_ids = list(prompt)
+        else:
+            raise RequestError(f"prompt={prompt!r} is neither text nor a list of token ids")
         if not token_ids:
             raise RequestError(
                 f"prompt={prompt!r} is empty: at least 1 token is needed, and this model's "
                 "tokenizer adds no begin token"
             )
         for token in token_ids:
-            if isinstance(token, bool) or not isinstance(token, int):
+            if isinstance(token, bool) or not isinstance(token, Integral):
                 raise RequestError(f"prompt contains {token!r}, which is no token id")
-            if not 0 <= token < self.limits.vocab_size:
+            if not 0 <= int(token) < self.limits.vocab_size:
                 raise RequestError(
                     f"prompt contains token id {token}; this model's ids are 0 to "
                     f"{self.limits.vocab_size - 1}"
                 )
-        return token_ids
+        return [int(token) for token in token_ids]
 
     def _make_requests(
         self, request_id: str, token_ids: list[int], params: SamplingParams, hints: SchedulingHints
@@ -307,12 +321,23 @@ class Engine:
             return derive_seed(self.limits.seed, self._num_arrivals, index)
         return child_seed(params.seed, index)
 
-    def _let_go(self, request_id: str) -> None:
-        self.scheduler.finish(request_id)
-        self._assembler.release(request_id)
+    def _let_go(self, request_ids: Sequence[str]) -> None:
+        """Free all that these requests hold; what a policy raises meanwhile comes afterwards."""
+        failure: Exception | None = None
+        for request_id in request_ids:
+            self._assembler.release(request_id)
+            try:
+                self.scheduler.finish(request_id)
+            except PluginError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _note_empty_step(self, plan: StepPlan) -> None:
         self._empty_steps += 1
+        if logger.isEnabledFor(logging.DEBUG):
+            queues, usage = self.scheduler.stats(), self.block_manager.usage()
+            logger.debug("%s", _describe_step(plan, queues, usage, 0.0))
         if self._empty_steps < _MAX_EMPTY_STEPS or not self.has_unfinished_requests():
             return
         stats = self.scheduler.stats()

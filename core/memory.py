@@ -37,13 +37,24 @@ def bytes_per_block(specs: Sequence[AttentionSpec], block_size: int, dtype: torc
 
 
 def free_host_memory() -> int:
-    """Bytes that can be had on this host, the limit of the control group respected."""
+    """Bytes that can be had on this host, within the limit of a container (control groups v2)."""
     free = int(psutil.virtual_memory().available)
-    limit = Path("/sys/fs/cgroup/memory.max")
-    used = Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
-        free = min(free, max(0, int(text) - int(used.read_text())))
-    return free
+    in_group = free_in_control_group(Path("/sys/fs/cgroup"))
+    return free if in_group is None else min(free, in_group)
+
+
+def free_in_control_group(folder: Path) -> int | None:
+    """Bytes left to the control group (v2) of this folder, file cache that the system would give
+    back counted as free; None if it has no limit."""
+    files = [folder / name for name in ("memory.max", "memory.current", "memory.stat")]
+    if not all(file.is_file() for file in files):
+        return None
+    limit, current, stat = (file.read_text().strip() for file in files)
+    if limit == "max":
+        return None
+    counts = dict(line.split() for line in stat.splitlines())
+    in_use = int(current) - int(counts.get("inactive_file", 0))
+    return max(0, int(limit) - in_use)
 
 
 def host_kv_cache_bytes(free_memory: int, wanted: int) -> int:
@@ -82,10 +93,17 @@ def gpu_kv_cache_bytes(
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A look at a CUDA device's memory, in bytes."""
+    """A look at a CUDA device's memory.
+
+    Attributes:
+        total: bytes of the device.
+        used: bytes in use by anybody.
+        reserved: of these, bytes that torch holds in this process.
+    """
 
     total: int
     used: int
+    reserved: int
 
     @staticmethod
     def now(device: torch.device) -> DeviceMemory:
@@ -94,7 +112,7 @@ class DeviceMemory:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
-        return DeviceMemory(total=total, used=total - free)
+        return DeviceMemory(total, total - free, torch.cuda.memory_reserved(device))
 
 
 @dataclass(frozen=True)
@@ -137,8 +155,8 @@ def measure_peak(
     peak_reserved = torch.cuda.max_memory_reserved(device)
     del runner
     after = DeviceMemory.now(device)
-    outside_torch = after.used - before.used - torch.cuda.memory_reserved(device)
-    return peak_reserved + max(0, outside_torch)
+    outside_torch = (after.used - after.reserved) - (before.used - before.reserved)
+    return peak_reserved - before.reserved + max(0, outside_torch)
 
 
 def _largest_steps(limits: StepLimits) -> list[list[int]]:

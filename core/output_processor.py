@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .detokenizer import Detokenizer, make_detokenizer
-from .errors import RequestError
 from .request import (
     CompletionOutput,
     FinishReason,
@@ -59,7 +58,7 @@ class _Group:
     def finished(self) -> bool:
         return all(item.finish_reason is not None for item in self.completions)
 
-    def output(self, error: RequestError | None = None) -> RequestOutput:
+    def output(self) -> RequestOutput:
         delta = self.params.output_kind is RequestOutputKind.DELTA
         return RequestOutput(
             request_id=self.request_id,
@@ -67,7 +66,6 @@ class _Group:
             prompt_token_ids=self.prompt_token_ids,
             outputs=tuple(item.output(delta) for item in self.completions),
             finished=self.finished,
-            error=error,
             metrics=RequestMetrics(
                 arrival_time=self.arrival_time,
                 first_token_time=self.first_token_time,
@@ -175,7 +173,7 @@ class OutputProcessor:
 
     def _finish(self, completion: _Completion, reason: FinishReason) -> None:
         matched = completion.detokenizer.finish()
-        if matched is not None:
+        if matched is not None and reason is not FinishReason.ABORT:
             completion.stop_reason = matched
             reason = FinishReason.STOP
         completion.finish_reason = reason

@@ -11,12 +11,11 @@ from .sampling_params import SamplingParams
 
 
 class FinishReason(Enum):
-    """Why a completion ended; the values are the OpenAI API's, besides ``abort`` and ``error``."""
+    """Why a completion ended; the values are the OpenAI API's, besides ``abort``."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
-    ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class CompletionOutput:
         text: the text so far (with ``DELTA``, what is new); never ends inside a character or in
             the beginning of a stop string, until the completion is finished.
         token_ids: the tokens so far (with ``DELTA``, the new ones).
-        finish_reason: ``stop``, ``length``, ``abort`` or ``error``; None while unfinished.
+        finish_reason: ``stop``, ``length`` or ``abort``; None while unfinished.
         stop_reason: the stop string or token id that ended it; None for an end token of the model.
     """
 
@@ -156,7 +155,7 @@ class RequestOutput:
         prompt_token_ids: the prompt's tokens.
         outputs: the completions; empty if the request was refused.
         finished: whether all completions have ended.
-        error: why the request was refused or failed; None otherwise.
+        error: why the request was refused; None otherwise.
         metrics: times and counts.
     """
 

@@ -31,7 +31,10 @@ NumCompletions = Annotated[
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option(help="0 takes the likeliest token each time.", rich_help_panel=SAMPLING),
+    typer.Option(
+        help="0 takes the likeliest token each time. Default: 0; in chat 0.7.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 TopK = Annotated[
     int | None,
@@ -40,7 +43,8 @@ TopK = Annotated[
 TopP = Annotated[
     float | None,
     typer.Option(
-        help="Sample from the likeliest tokens of this joint probability.", rich_help_panel=SAMPLING
+        help="Sample from the likeliest tokens of this joint probability. Default: 1; in chat 0.9.",
+        rich_help_panel=SAMPLING,
     ),
 ]
 MinP = Annotated[
@@ -51,7 +55,11 @@ MinP = Annotated[
     ),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(help="Most tokens to generate.", rich_help_panel=SAMPLING)
+    int | None,
+    typer.Option(
+        help="Most tokens to generate. Default: 128; in chat up to the model length.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 Stop = Annotated[
     list[str] | None,
@@ -76,7 +84,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @with_engine_flags()
 def generate(
     prompts: Annotated[
-        list[str], typer.Argument(metavar="PROMPT...", help="Texts to complete, side by side.")
+        list[str], typer.Argument(metavar="PROMPT", help="Texts to complete, side by side.")
     ],
     *,
     flags: dict[str, Any],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from ..core.errors import RequestError
 from ..core.request import RequestOutput
@@ -29,7 +30,7 @@ def run_chat(
     )
     with console.status("loading the model"):
         engine = LLMEngine.from_flags(flags, config)
-    console.print(f"[bold]{engine.description.summary()}[/]\n[dim]{_HELP}[/]")
+    console.print(f"[bold]{escape(engine.description.summary())}[/]\n[dim]{_HELP}[/]")
     beginning = [{"role": "system", "content": system}] if system else []
     messages = list(beginning)
     while (text := _read(console)) is not None:
@@ -70,10 +71,10 @@ def _answer(
     """Stream one answer to standard output; None if the request was refused."""
     try:
         if engine.tokenizer is None:
-            raise RequestError("this model has no tokenizer: set the option tokenizer")
+            raise RequestError("chat needs a tokenizer: set skip_tokenizer_init to false")
         engine.add_request("chat", engine.tokenizer.apply_chat_template(messages), params)
     except RequestError as error:
-        console.print(f"[bold red]error:[/] {error}; /reset forgets the conversation")
+        console.print(f"[bold red]error:[/] {escape(str(error))}; /reset forgets the conversation")
         return None
     pieces = []
     with deferred_interrupt() as interrupt:

@@ -50,9 +50,8 @@ def with_engine_flags(
         names = {parameter.name for parameter in added} - {"config"}
 
         def run(**values: Any) -> None:
-            flags = {name: values.pop(name) for name in list(values) if name in names}
-            given = {name: value for name, value in flags.items() if value is not None}
-            command(flags=given, **values)
+            flags = {name: values.pop(name) for name in names}
+            command(flags=given(flags), **values)
 
         run.__name__ = command.__name__
         run.__doc__ = command.__doc__
@@ -65,7 +64,7 @@ def with_engine_flags(
 
 def _flag(name: str) -> inspect.Parameter:
     field = EngineOptions.model_fields[name]
-    kind, metavar = _flag_type(field.annotation, tuple(field.metadata))
+    kind, metavar = _flag_type(field.annotation)
     default = field.get_default(call_default_factory=True)
     default_text = "" if default is None or default == {} else f" [default: {default}]"
     option = typer.Option(
@@ -79,7 +78,7 @@ def _flag(name: str) -> inspect.Parameter:
     )
 
 
-def _flag_type(annotation: Any, metadata: tuple[Any, ...]) -> tuple[Any, str | None]:
+def _flag_type(annotation: Any) -> tuple[Any, str | None]:
     """The type that the command line parses, and what ``--help`` calls it."""
     if get_origin(annotation) is Literal:
         return str | None, "|".join(get_args(annotation))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from ..core.errors import RequestError
+from ..core.errors import PluginError, RequestError
 from ..core.request import RequestOutput, SchedulingHints
 from ..core.sampling_params import RequestOutputKind, SamplingParams
 from ..core.tokenizer import ChatMessage, Tokenizer
 from .interrupts import deferred_interrupt
 from .llm_engine import LLMEngine
+
+logger = logging.getLogger("jackfield")
 
 T = TypeVar("T")
 Prompt = str | Sequence[int]
@@ -67,7 +71,8 @@ class LLM:
 
         Args:
             prompts: a text, a list of token ids, or a list of these.
-            sampling_params: for all prompts, or one for each; default ``SamplingParams()``.
+            sampling_params: for all prompts, or one for each; default ``SamplingParams()``. Their
+                ``output_kind`` is for engines that stream: whole outputs come back here.
             use_tqdm: show progress on standard error.
             hints: for the scheduling policy, for all prompts or one for each.
 
@@ -76,7 +81,8 @@ class LLM:
             ``error``, and no outputs; the others are completed all the same.
 
         Raises:
-            RequestError: the numbers of prompts, parameters and hints differ.
+            RequestError: the numbers of prompts, parameters and hints differ, or the engine is
+                busy with requests of somebody else.
             EngineDeadError: a step failed.
         """
         batch = _as_batch(prompts)
@@ -122,7 +128,7 @@ class LLM:
             RequestError: the model came without one.
         """
         if self.engine.tokenizer is None:
-            raise RequestError("this model has no tokenizer: set the option tokenizer")
+            raise RequestError("this engine has no tokenizer: set skip_tokenizer_init=False")
         return self.engine.tokenizer
 
     def _run(
@@ -132,10 +138,13 @@ class LLM:
         hints: SchedulingHints | Sequence[SchedulingHints] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        all_params = _one_each(
-            sampling_params or SamplingParams(), SamplingParams, len(prompts), "sampling_params"
-        )
-        all_hints = _one_each(hints or SchedulingHints(), SchedulingHints, len(prompts), "hints")
+        all_params = _one_each(sampling_params, SamplingParams, len(prompts), "sampling_params")
+        all_hints = _one_each(hints, SchedulingHints, len(prompts), "hints")
+        if self.engine.has_unfinished_requests():
+            raise RequestError(
+                f"the engine has {len(self.engine.unfinished_request_ids())} live requests of "
+                "somebody else: finish them with step() or abort them first"
+            )
         self._num_calls += 1
         ids = [f"{self._num_calls}.{index}" for index in range(len(prompts))]
         work = zip(ids, prompts, all_params, all_hints, strict=True)
@@ -143,10 +152,16 @@ class LLM:
             outputs = self._add_all(work)
             self._drain(outputs, len(prompts), use_tqdm)
         except BaseException:
-            for request_id in self.engine.unfinished_request_ids():
-                self.engine.abort_request(request_id)
+            self._abort(ids)
             raise
         return [outputs[request_id] for request_id in ids]
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            try:
+                self.engine.abort_request(request_id)
+            except PluginError:
+                logger.exception("a plugin failed while request %s was aborted", request_id)
 
     def _add_all(self, work: Iterable[_Work]) -> dict[str, RequestOutput]:
         """Add the requests; returns the outputs of those that were refused."""
@@ -174,16 +189,27 @@ class LLM:
                     elapsed = bar.format_dict["elapsed"] or 1e-9
                     bar.set_postfix_str(f"{tokens / elapsed:.1f} tokens/s", refresh=False)
                     bar.update()
+            interrupt.check()
 
 
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A list of prompts, whatever came."""
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts, whatever came.
+
+    Raises:
+        RequestError: token ids and prompts are mixed.
+    """
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [[int(item) for item in items if isinstance(item, int)]]
-    return [item for item in items if not isinstance(item, int)]
+    items: list[Any] = list(prompts)
+    numbers = [item for item in items if isinstance(item, Integral)]
+    if not numbers:
+        return items
+    if len(numbers) < len(items):
+        raise RequestError(
+            f"prompts mixes token ids such as {numbers[0]} with prompts: give the token ids of one "
+            "prompt, or a list of prompts"
+        )
+    return [items]
 
 
 def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
@@ -197,7 +223,7 @@ def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[C
             conversations.append(item)
     if single and conversations:
         raise RequestError("messages mixes messages and conversations: give one or the other")
-    return conversations or [single]
+    return [single] if single else conversations
 
 
 def _or_error(
@@ -209,7 +235,9 @@ def _or_error(
         return error
 
 
-def _one_each(value: T | Sequence[T], kind: type[T], count: int, name: str) -> list[T]:
+def _one_each(value: T | Sequence[T] | None, kind: type[T], count: int, name: str) -> list[T]:
+    if value is None:
+        return [kind()] * count
     if isinstance(value, kind):
         return [value] * count
     items = list(value) if isinstance(value, Sequence) else []
@@ -220,7 +248,9 @@ def _one_each(value: T | Sequence[T], kind: type[T], count: int, name: str) -> l
 
 def _refused(request_id: str, prompt: Prompt | RequestError, error: RequestError) -> RequestOutput:
     text = prompt if isinstance(prompt, str) else None
-    tokens = () if isinstance(prompt, str | RequestError) else tuple(prompt)
+    tokens: tuple[int, ...] = ()
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        tokens = tuple(prompt)
     return RequestOutput(
         request_id=request_id,
         prompt=text,

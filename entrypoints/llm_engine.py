@@ -14,6 +14,7 @@ import torch
 from ..core.attention import AttentionBackend, AttentionSpec, KVCacheSpec, dtype_name
 from ..core.batch import BatchAssembler
 from ..core.block_manager import BlockManager, BlockManagerConfig
+from ..core.config import EngineOptions
 from ..core.engine import Engine, EngineLimits
 from ..core.errors import CapacityError, ConfigError
 from ..core.memory import (
@@ -122,6 +123,24 @@ class LLMEngine(Engine):
         return _Builder(settings, host or discover()).build(cls)
 
 
+def check_exclusive(options: EngineOptions) -> None:
+    """Refuse settings of which one would make the other ignored.
+
+    Raises:
+        ConfigError: both are named.
+    """
+    if options.num_gpu_blocks_override is not None and options.kv_cache_memory is not None:
+        raise ConfigError(
+            f"num_gpu_blocks_override={options.num_gpu_blocks_override} and kv_cache_memory="
+            f"{options.kv_cache_memory} both set the size of the KV cache: leave one unset"
+        )
+    if options.skip_tokenizer_init and options.tokenizer is not None:
+        raise ConfigError(
+            f"skip_tokenizer_init=True loads no tokenizer, and tokenizer={options.tokenizer!r} "
+            "asks for one: leave one unset"
+        )
+
+
 def resolve_device(device: str) -> torch.device:
     """``auto`` is CUDA where there is a GPU.
 
@@ -184,6 +203,7 @@ class _Builder:
 
     def build(self, cls: type[LLMEngine]) -> LLMEngine:
         options = self.options
+        check_exclusive(options)
         self.device = resolve_device(options.device)
         before = DeviceMemory.now(self.device) if self.device.type == "cuda" else None
         # Names are looked up before anything heavy is loaded.

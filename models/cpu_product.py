@@ -113,7 +113,7 @@ class WidenedProduct(PackedProduct):
 def _can_pack() -> bool:
     """Whether this build of torch has oneDNN with the operators for frozen linear layers."""
     operators = ("_reorder_linear_weight", "_linear_pointwise")
-    return torch.backends.mkldnn.is_available() and all(
+    return torch.backends.mkldnn.is_available() and all(  # type: ignore[no-untyped-call]
         hasattr(torch.ops.mkldnn, name) for name in operators
     )
 

@@ -51,7 +51,8 @@ class RMSNorm(nn.Module):
         wide = x.float()
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = norm.square_().mul_(1 / self.shape[0]).add_(self.eps).rsqrt_()
-        return (wide * scale).to(x.dtype).mul_(self.weight)
+        normalised: Tensor = (wide * scale).to(x.dtype)
+        return normalised.mul_(self.weight)
 
     def shards(self, name: str) -> Iterator[Shard]:
         """The weight, whole."""

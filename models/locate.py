@@ -46,6 +46,11 @@ def locate(model: str, load_format: LoadFormat = "auto", revision: str | None = 
         ModelError: it is none of these, cannot be fetched, or holds no weights that can be loaded.
     """
     dummy = load_format == "dummy"
+    if revision is not None and (model == "demo" or Path(model).expanduser().exists()):
+        raise ModelError(
+            f"revision={revision!r} is for Hugging Face ids, and model={model!r} is none: leave "
+            "revision unset"
+        )
     if model == "demo" and not Path(model).exists():
         files = ModelFiles("gguf", demo.demo_file(), "demo", dummy)
     elif (path := Path(model).expanduser()).is_dir():

@@ -62,7 +62,18 @@ class HFTokenizer:
         return template if isinstance(template, str) else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """See the contract."""
+        """See the contract.
+
+        Raises:
+            RequestError: the text holds half of a surrogate pair, which no encoding has.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text holds {text[error.start]!r} at position {error.start}, which is no "
+                "character: it must be valid Unicode"
+            ) from None
         ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens)
         if self._add_bos and add_special_tokens:
             return [int(self._inner.bos_token_id), *ids]
@@ -103,11 +114,10 @@ class HFTokenizer:
             raise RequestError(
                 f"the chat template cannot render these messages: {reason}"
             ) from error
-        ids: list[int] = self._inner.encode(text, add_special_tokens=False)
-        return ids
+        return self.encode(text, add_special_tokens=False)
 
 
-def load_tokenizer(source: str | Path, revision: str | None = None) -> HFTokenizer:
+def load_tokenizer(source: str | Path) -> HFTokenizer:
     """Load the tokenizer of a directory or Hugging Face id.
 
     Raises:
@@ -123,7 +133,7 @@ def load_tokenizer(source: str | Path, revision: str | None = None) -> HFTokeniz
         from transformers import AutoTokenizer
 
         try:
-            inner = AutoTokenizer.from_pretrained(source, revision=revision or "main")
+            inner = AutoTokenizer.from_pretrained(source)
         # The library raises whatever the files provoke: OSError, ValueError, KeyError, ...
         except Exception as error:
             if not here.is_dir():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from ..core.errors import ConfigError, RequestError
 from ..core.request import Request
 from ..core.scheduler import SchedulerConfig
+
+logger = logging.getLogger("jackfield")
 
 MORE_BLOCKS = "num_gpu_blocks_override, kv_cache_memory or gpu_memory_utilization raise that"
 
@@ -30,6 +34,31 @@ def check_config(config: SchedulerConfig) -> None:
             f"long_prefill_token_threshold={threshold} splits prompts, and enable_chunked_prefill "
             "is off: turn that on, or leave long_prefill_token_threshold unset"
         )
+    for sentence in _poor_relations(config):
+        logger.warning("%s", sentence)
+
+
+def _poor_relations(config: SchedulerConfig) -> list[str]:
+    """What works badly, one sentence each."""
+    budget, sentences = config.max_num_batched_tokens, []
+    if not config.enable_chunked_prefill and config.max_model_len > budget:
+        sentences.append(
+            f"enable_chunked_prefill is off and max_num_batched_tokens={budget} is below "
+            f"max_model_len={config.max_model_len}: prompts of more than {budget} tokens will be "
+            "refused; raise max_num_batched_tokens"
+        )
+    if config.max_num_seqs > budget:
+        sentences.append(
+            f"max_num_batched_tokens={budget} is below max_num_seqs={config.max_num_seqs}: so many "
+            f"requests cannot decode in one step; raise max_num_batched_tokens"
+        )
+    threshold = config.long_prefill_token_threshold
+    if threshold is not None and threshold >= budget:
+        sentences.append(
+            f"long_prefill_token_threshold={threshold} limits nothing, as it is not below "
+            f"max_num_batched_tokens={budget}"
+        )
+    return sentences
 
 
 def check_request(request: Request, config: SchedulerConfig, num_slots: int) -> None:

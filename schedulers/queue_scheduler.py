@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from ..core.block_manager import BlockManager
+from ..core.block_manager import AllocationStatus, BlockManager
 from ..core.errors import CapacityError, RequestError
 from ..core.options import PartOptions
 from ..core.request import FinishReason, Request
@@ -89,6 +89,12 @@ class QueueScheduler(Scheduler):
         if request.request_id in self._live:
             raise RequestError(f"a request with id {request.request_id!r} is live already")
         check_request(request, self.config, self.block_manager.largest_request())
+        prompt = request.prompt_token_ids
+        if self.block_manager.can_allocate(prompt, len(prompt)) is AllocationStatus.NEVER:
+            raise RequestError(
+                f"request {request.request_id!r} has a prompt of {len(prompt)} tokens, which block "
+                f"manager {self.block_manager.name!r} can never hold: {MORE_BLOCKS}"
+            )
         entry = Entry(request, self._num_added)
         with self._view.showing(entry):
             verdict = self._guard.on_arrival(entry.view)
@@ -201,7 +207,8 @@ class QueueScheduler(Scheduler):
             step.restart(self._clipper.default)
             self._fill(step)
         if step.num_scheduled == 0 and not step.preempted:
-            raise self._no_room(next(iter(self._waiting)))
+            stuck = next(iter(self._running.values()), None) or next(iter(self._waiting))
+            raise self._no_room(stuck)
 
     def _fill(self, step: StepBuilder) -> None:
         self._paused.clear()

@@ -159,6 +159,8 @@ def test_a_preempted_request_starts_over() -> None:
     request.append_token(8)
     other = Request("b", [1, 2], SamplingParams(), 0.0, 1, MAX_LEN)
     second = StepPlan(1, (ScheduledRequest("b", 0, 2, True),), preempted=("a",))
+    for request_id in second.preempted:
+        assembler.release(request_id)
     assembler.assemble(second, {"a": request, "b": other}.get, manager)
     assembler.release("b")
     manager.tables["a"] = [6, 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -15,6 +17,7 @@ from jackfield.core.memory import (
     bytes_per_block,
     format_bytes,
     free_host_memory,
+    free_in_control_group,
     gpu_kv_cache_bytes,
     host_kv_cache_bytes,
 )
@@ -56,6 +59,22 @@ def test_host_default() -> None:
     assert host_kv_cache_bytes(free_memory=8 * GIB, wanted=GIB) == GIB
     assert host_kv_cache_bytes(free_memory=8 * GIB, wanted=100 * GIB) == 2 * GIB
     assert 0 < free_host_memory() < 2**50
+
+
+def test_control_group(tmp_path: Path) -> None:
+    """File cache that the system would give back is free; no limit is no answer."""
+    assert free_in_control_group(tmp_path) is None
+    for name, text in (
+        ("memory.max", "1000\n"),
+        ("memory.current", "900\n"),
+        ("memory.stat", "anon 500\ninactive_file 300\n"),
+    ):
+        (tmp_path / name).write_text(text)
+    assert free_in_control_group(tmp_path) == 400
+    (tmp_path / "memory.current").write_text("2000")
+    assert free_in_control_group(tmp_path) == 0
+    (tmp_path / "memory.max").write_text("max")
+    assert free_in_control_group(tmp_path) is None
 
 
 def test_bytes_per_block() -> None:

@@ -222,7 +222,7 @@ def test_the_machine_catches(mutant: type[PagedBlockManager]) -> None:
     machine = type("Mutant", (BlockManagerMachine,), {"manager_class": mutant})
     quick = settings(
         deadline=None,
-        max_examples=200,
+        max_examples=3000,  # it stops at the first one that is caught
         phases=[Phase.generate],
         database=None,
         derandomize=True,

@@ -119,7 +119,8 @@ def test_memory_stays_within_the_allowance(checkpoint: Path) -> None:
         free, total = torch.cuda.mem_get_info()
         peak = max(peak, total - free - before)
     assert llm.engine.stats().peak_block_usage > 0.95
-    assert 0.94 < peak / (share * total) <= 1.03
+    # What the profiled steps needed and these do not, a fixed amount, may be left.
+    assert share * total - 2**30 < peak <= 1.03 * share * total
 
 
 def _params() -> Any:

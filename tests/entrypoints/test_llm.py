@@ -6,10 +6,21 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.tiny_models import BOS, make_tiny_llama
 
-from jackfield import LLM, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
+from jackfield import (
+    LLM,
+    LLMEngine,
+    Proposal,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    SchedulerView,
+    SchedulingPolicy,
+    hookimpl,
+)
 from jackfield.core.errors import (
     CapacityError,
     ConfigError,
@@ -18,6 +29,9 @@ from jackfield.core.errors import (
     PluginError,
     RequestError,
 )
+from jackfield.entrypoints.settings import load_settings
+from jackfield.plugins.discovery import discover
+from jackfield.plugins.registry import Origin
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -288,6 +302,97 @@ def test_a_failing_step_kills_the_engine_clearly(
         engine.step()
     with pytest.raises(EngineDeadError, match="make a new one"):
         engine.add_request("b", "abc")
+
+
+def test_mixed_and_empty_input(llm: LLM) -> None:
+    """Nothing is dropped, nothing is made up."""
+    mixed: list[Any] = ["Hello", 5]
+    with pytest.raises(RequestError, match="mixes token ids such as 5"):
+        llm.generate(mixed, GREEDY, use_tqdm=False)
+    with pytest.raises(RequestError, match="0 sampling_params for 1 prompts"):
+        llm.generate("x", [], use_tqdm=False)
+    assert llm.chat([], GREEDY, use_tqdm=False) == []
+    prompts: list[Any] = ["a", None, "half \ud800", np.array([1, 2]).tolist(), b"bytes"]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.error is None for output in outputs] == [True, False, False, True, False]
+    assert "neither text nor a list of token ids" in str(outputs[1].error)
+    assert "position 5" in str(outputs[2].error)
+
+
+def test_requests_of_somebody_else_are_left_alone(llm: LLM) -> None:
+    llm.engine.add_request("theirs", "abc", GREEDY)
+    with pytest.raises(RequestError, match="1 live requests of somebody else"):
+        llm.generate("x", GREEDY, use_tqdm=False)
+    assert llm.engine.unfinished_request_ids() == ["theirs"]
+    llm.engine.abort_request("theirs")
+
+
+class PreemptsAll(SchedulingPolicy):
+    """Takes every running request's blocks away, until each has been preempted once."""
+
+    name = "preempts_all"
+
+    def propose(self, view: SchedulerView) -> Proposal:
+        return Proposal(preempt=[one.request_id for one in view.running()])
+
+
+class FailsOnFinish(SchedulingPolicy):
+    """Raises whenever a request ends."""
+
+    name = "fails_on_finish"
+
+    def on_finish(self, view: SchedulerView, request_id: str) -> None:
+        raise ValueError("no finish")
+
+
+def _engine_with(model: str, policy: type[SchedulingPolicy], **options: Any) -> LLMEngine:
+    class Plugin:
+        JACKFIELD_API_VERSION = "1.0"
+
+        @hookimpl
+        def jackfield_scheduling_policies(self, register: Any) -> None:
+            register(policy.name, policy)
+
+    host = discover()
+    host.add(Origin("test"), Plugin())
+    flags = {"model": model, "scheduling_policy": policy.name, **options}
+    return LLMEngine.from_settings(load_settings(flags, {}), host)
+
+
+def test_a_policy_that_preempts_everything_changes_no_token(model: str, llm: LLM) -> None:
+    engine = _engine_with(model, PreemptsAll, max_num_seqs=2)
+    prompts = ["abc", "defgh", "x" * 30]
+    expected = [_tokens(output) for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    outputs = LLM.from_engine(engine).generate(prompts, GREEDY, use_tqdm=False)
+    assert [_tokens(output) for output in outputs] == expected
+    assert engine.stats().scheduler.num_preemptions > 0
+    assert engine.stats().blocks.used == 0
+
+
+def test_a_policy_that_fails_at_an_abort_leaves_nothing_behind(model: str) -> None:
+    engine = _engine_with(model, FailsOnFinish)
+    engine.add_request("a", "abc", SamplingParams(n=3, max_tokens=9))
+    engine.step()
+    with pytest.raises(PluginError, match="fails_on_finish"):
+        engine.abort_request("a")
+    assert not engine.has_unfinished_requests()
+    assert engine.stats().blocks.used == 0
+    assert engine.step() == []
+
+
+def test_settings_that_would_be_ignored_are_refused(model: str) -> None:
+    with pytest.raises(ConfigError, match="num_gpu_blocks_override=9 and kv_cache_memory"):
+        LLM(model, num_gpu_blocks_override=9, kv_cache_memory="1MiB")
+    with pytest.raises(ConfigError, match="skip_tokenizer_init"):
+        LLM(model, skip_tokenizer_init=True, tokenizer=model)
+    with pytest.raises(ModelError, match="revision='main' is for Hugging Face ids"):
+        LLM(model, revision="main")
+
+
+def test_poor_settings_are_warned_about(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    LLM(model, max_num_batched_tokens=32, max_num_seqs=64, enable_chunked_prefill=False)
+    assert "max_num_batched_tokens=32 is below max_num_seqs=64" in caplog.text
+    assert "below max_model_len=64" in caplog.text
 
 
 def test_metrics(llm: LLM) -> None:

@@ -187,7 +187,7 @@ def test_the_machine_catches(mutant: type, world: type[SchedulerMachine]) -> Non
     machine = type("Mutant", (world,), {part: mutant})
     quick = settings(
         deadline=None,
-        max_examples=200,
+        max_examples=3000,  # it stops at the first one that is caught
         stateful_step_count=15,
         phases=[Phase.generate],
         database=None,
