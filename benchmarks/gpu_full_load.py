@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -117,7 +118,7 @@ def main() -> None:
     stats = engine.stats()
     allowance = int(arguments.utilization * total)
     report = {
-        "command": "python benchmarks/gpu_full_load.py",
+        "command": "python " + " ".join(sys.argv),
         "arguments": {k: v for k, v in vars(arguments).items() if k != "output"},
         "device": torch.cuda.get_device_name(),
         "versions": {

@@ -8,7 +8,8 @@ The same prompts, the same numbers of new tokens, the same thread settings and g
 - ``generate``: transformers' ``generate`` on one padded batch;
 - ``generate_batch``: transformers' own continuous batching.
 
-Each is warmed up, then timed ``--repeats`` times, taking turns; the median counts.
+Each is loaded, warmed up, timed ``--repeats`` times and freed before the next one is loaded; the
+median counts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +28,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 import jackfield
 from jackfield import LLM, SamplingParams
@@ -86,7 +88,6 @@ def transformers_model(arguments: argparse.Namespace, dtype: str) -> Any:
         directory, name = str(files.path.parent), files.path.name
         model = AutoModelForCausalLM.from_pretrained(directory, gguf_file=name, **options)
     else:
-        AutoConfig.from_pretrained(files.path)
         model = AutoModelForCausalLM.from_pretrained(files.path, **options)
     return model.to(arguments.device).eval()
 
@@ -99,7 +100,7 @@ def generate_runner(model: Any) -> Runner:
         ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         settings = GenerationConfig(
-            max_new_tokens=output_len, do_sample=False, eos_token_id=None, pad_token_id=0
+            max_new_tokens=output_len, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
         with torch.inference_mode():
             out = model.generate(
@@ -123,26 +124,25 @@ def generate_batch_runner(model: Any) -> Runner:
     return run
 
 
+def make_runner(name: str, arguments: argparse.Namespace, dtype: str) -> Runner:
+    """A system, loaded and ready."""
+    if name == "jackfield":
+        return jackfield_runner(arguments, dtype)
+    model = transformers_model(arguments, dtype)
+    return generate_runner(model) if name == "generate" else generate_batch_runner(model)
+
+
 def measure(arguments: argparse.Namespace, dtype: str) -> dict[str, Any]:
-    """Median seconds of each system, and what follows from them."""
-    runners: dict[str, Runner] = {}
-    if "jackfield" in arguments.systems:
-        runners["jackfield"] = jackfield_runner(arguments, dtype)
-    if set(arguments.systems) - {"jackfield"}:
-        model = transformers_model(arguments, dtype)
-        if "generate" in arguments.systems:
-            runners["generate"] = generate_runner(model)
-        if "generate_batch" in arguments.systems:
-            runners["generate_batch"] = generate_batch_runner(model)
+    """Seconds of each system, and what follows from them."""
     vocab_size = 49152 if arguments.model == "demo" else 30000
     prompts = make_prompts(arguments.num_prompts, arguments.prompt_len, vocab_size)
     expected = arguments.num_prompts * arguments.output_len
-    seconds: dict[str, list[float]] = {name: [] for name in runners}
-    for name, run in runners.items():
+    seconds: dict[str, list[float]] = {}
+    for name in arguments.systems:
+        run = make_runner(name, arguments, dtype)
         run(prompts, 8)
-        print(f"  {dtype} {name}: warm", flush=True)
-    for _ in range(arguments.repeats):
-        for name, run in runners.items():
+        seconds[name] = []
+        for _ in range(arguments.repeats):
             started = time.perf_counter()
             rows = run(prompts, arguments.output_len)
             seconds[name].append(time.perf_counter() - started)
@@ -150,6 +150,8 @@ def measure(arguments: argparse.Namespace, dtype: str) -> dict[str, Any]:
             if produced != expected:
                 raise RuntimeError(f"{name} produced {produced} tokens instead of {expected}")
             print(f"  {dtype} {name}: {seconds[name][-1]:.2f} s", flush=True)
+        del run
+        gc.collect()
     return summarise(arguments, seconds)
 
 
@@ -196,14 +198,13 @@ def main() -> None:
         for key in ("model", "num_prompts", "prompt_len", "output_len", "repeats", "device")
     }
     report: dict[str, Any] = {
-        "command": "python benchmarks/offline.py",
+        "command": "python " + " ".join(sys.argv),
         "workload": workload,
         "machine": machine(arguments.device),
         "dtypes": {},
     }
     for dtype in arguments.dtypes:
         report["dtypes"][dtype] = measure(arguments, dtype)
-        gc.collect()
     print(f"\n{'dtype':<10}{'system':<18}{'output tok/s':>14}{'total tok/s':>14}{'median s':>10}")
     for dtype, result in report["dtypes"].items():
         for name, row in result["systems"].items():
