@@ -21,9 +21,9 @@ from .llm_engine import LLMEngine
 DEMO_QUESTIONS = (
     "What is the capital of France?",
     "Explain in two sentences why the sky is blue.",
-    "Write a haiku about autumn.",
+    "What is photosynthesis?",
     "List three uses of a paper clip.",
-    "How do I boil an egg?",
+    "Give me one tip for sleeping better.",
     "What does a computer's operating system do?",
 )
 
