@@ -85,8 +85,7 @@ class LLM:
                 busy with requests of somebody else.
             EngineDeadError: a step failed.
         """
-        batch = _as_batch(prompts)
-        return self._run(list(batch), sampling_params, hints, use_tqdm)
+        return self._run(_as_batch(prompts), sampling_params, hints, use_tqdm)
 
     def chat(
         self,

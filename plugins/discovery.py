@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ from ..core.errors import PluginError
 from .hookspecs import API_CHANGES, API_VERSION
 from .observers import OBSERVER_HOOKS, Observers, new_manager
 from .registry import Origin, PartEntry, PartKind, Registry
+from .validation import did_you_mean
 
 GROUP = "jackfield"
 BUILTIN = "builtin"
@@ -222,11 +222,9 @@ def _requested(choice: str | None, found: Mapping[str, object]) -> tuple[str, ..
     requested = tuple(dict.fromkeys(name for name in names if name))
     unknown = [name for name in requested if name not in found]
     if unknown:
-        close = difflib.get_close_matches(unknown[0], found, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise PluginError(
             f"{CHOICE} lists {', '.join(map(repr, unknown))}, but no installed plugin has that "
-            f"name (installed: {', '.join(found) or 'none'}){hint}"
+            f"name (installed: {', '.join(found) or 'none'}){did_you_mean(unknown[0], found)}"
         )
     return requested
 

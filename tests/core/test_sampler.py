@@ -443,7 +443,6 @@ class TestUnusualInput:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestCuda:
     ROWS = (GREEDY, Row(), Row(top_k=40), Row(top_p=0.9), Row(0.7, 20, 0.9, 0.05), Row(min_p=0.1))
 
