@@ -15,6 +15,9 @@ rows  F.linear  mm(weight, x.t()).t()  packed
 1024     666.8                         625.6
 ====  ========  ====================  ======
 
+Where the CPU has instructions for bfloat16 products (AVX512-BF16), the packed weight is bfloat16 and
+takes a fifth off a whole generation of 16 prompts: 5.2 s became 4.2 s.
+
 Without instructions for 16-bit products, F.linear in bfloat16 or float16 is bound by arithmetic
 from 4 rows on (18 GFLOP/s against 140 in float32), so the packed weight is float32 there too.
 """
@@ -38,11 +41,9 @@ def product_for(weight: Tensor) -> Product:
     """The way to multiply by ``weight`` on its device, in its dtype."""
     if weight.device.type != "cpu" or not _can_pack():
         return Product()
-    if weight.dtype == torch.float32:
-        return PackedProduct()
-    if weight.dtype in (torch.bfloat16, torch.float16) and not _is_native(weight.dtype):
-        return WidenedProduct()
-    return Product()
+    if weight.dtype in (torch.bfloat16, torch.float16):
+        return PackedProduct() if _is_native(weight.dtype) else WidenedProduct()
+    return PackedProduct() if weight.dtype == torch.float32 else Product()
 
 
 class Product:
@@ -69,9 +70,11 @@ class Product:
 
 
 class PackedProduct(Product):
-    """Float32 on a CPU, by a weight in oneDNN's own layout."""
+    """A CPU that has instructions for the dtype, by a weight in oneDNN's own layout."""
 
     replaces_weight = True
+    #: Dtype of the packed weight; None is the weight's own.
+    packed_dtype: torch.dtype | None = None
 
     def __init__(self) -> None:
         self._packed: Tensor | None = None
@@ -79,10 +82,11 @@ class PackedProduct(Product):
 
     def prepare(self, weight: Tensor, bias: Tensor | None) -> None:
         """Lay the weight out."""
+        dtype = self.packed_dtype or weight.dtype
         self._packed = torch.ops.mkldnn._reorder_linear_weight(
-            weight.detach().float(), _PACKED_FOR_ROWS
+            weight.detach().to(dtype), _PACKED_FOR_ROWS
         )
-        self._bias = None if bias is None else bias.detach().float()
+        self._bias = None if bias is None else bias.detach().to(dtype)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See ``Product``."""
@@ -102,6 +106,7 @@ class WidenedProduct(PackedProduct):
     """
 
     replaces_weight = False
+    packed_dtype = torch.float32
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See ``Product``."""
