@@ -286,14 +286,26 @@ def _slots(
     num_keys: int,
     block_size: int,
 ) -> IntArray:
-    """Cache slot of every column of every sequence of a group, flat."""
-    columns = sequences.seq_len[group, None] - num_keys + np.arange(num_keys)
-    positions = np.maximum(columns, sequences.first_key[group, None])
-    blocks = positions // block_size
-    slots: IntArray = table[group[:, None], blocks].astype(np.int64)
-    slots -= blocks
-    slots *= block_size
-    slots += positions
+    """Cache slot of every column of every sequence of a group, flat.
+
+    Blocks are looked up one by one and spelled out side by side, where a sequence's columns are a
+    run that starts in the first or second block.
+    """
+    seq_len, first_key = sequences.seq_len[group], sequences.first_key[group]
+    num_blocks = num_keys // block_size + 2
+    first_block = -(-seq_len // block_size) - num_blocks
+    blocks = np.maximum(
+        first_block[:, None] + np.arange(num_blocks), first_key[:, None] // block_size
+    )
+    first_slots = table[group[:, None], blocks].astype(np.int64) * block_size
+    spelled_out = (first_slots[:, :, None] + np.arange(block_size)).reshape(len(group), -1)
+    starts = (seq_len - num_keys - first_block * block_size).tolist()
+    padding = (num_keys - sequences.num_keys[group]).tolist()
+    slots = np.empty((len(group), num_keys), dtype=np.int64)
+    for target, source, start, hidden in zip(slots, spelled_out, starts, padding, strict=True):
+        target[:] = source[start : start + num_keys]
+        if hidden:
+            target[:hidden] = target[hidden]
     return slots.reshape(-1)
 
 

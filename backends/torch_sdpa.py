@@ -8,7 +8,6 @@ products and an explicit softmax in float32. ``forward`` never waits for the dev
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,8 +28,10 @@ from ..core.attention import (
     KVCacheSpec,
 )
 from ..core.options import PartOptions
-from ._kv_store import store_on_host, store_without_sync
+from ._explicit_attention import ExplicitAttention
+from ._nhd_cache import NhdCache, check_call
 from ._paged_gather import Geometry, KeyGroup, Limits, Tile, build_groups
+from ._views import part_of, put_rows, split, take_rows
 
 _DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 # Torch's cuDNN kernel builds a graph on the host for every new shape, which takes 3 ms, and shapes
@@ -167,10 +168,13 @@ class TorchSdpaBackend(AttentionBackend):
             call_cost=_CALL_COST,
             tile_rows=_CPU_TILE_ROWS if on_cpu else _GPU_TILE_ROWS,
         )
-        self._exact_dtype = torch.float64 if spec.dtype == torch.float64 else torch.float32
+        # Rounding a wider cache to the query's dtype would cost what it was made wider for.
+        common = torch.promote_types(spec.dtype, cache.dtype)
+        exact_dtype = torch.float64 if common == torch.float64 else torch.float32
+        self._explicit = ExplicitAttention(spec, exact_dtype, device, self._limits.score_elements)
         # The fused CPU kernel is several times slower in float16 than in float32.
-        slow = on_cpu and spec.dtype == torch.float16
-        self._fused_dtype = torch.float32 if slow else spec.dtype
+        slow = on_cpu and common == torch.float16
+        self._fused_dtype = torch.float32 if slow else common
         self._better_rows = _BETTER_ROWS.get(self._fused_dtype, {}) if on_cpu else {}
         self._fused = spec.logits_soft_cap is None and spec.alibi_slopes is None and not spec.sinks
         self._geometry = Geometry(
@@ -182,13 +186,7 @@ class TorchSdpaBackend(AttentionBackend):
             scores_per_key=1 if self._fused and on_cpu else spec.num_heads,
             elements_per_key=spec.num_kv_heads * (spec.head_size + spec.v_head_size),
         )
-        self._slopes: Tensor | None = None
-        if spec.alibi_slopes is not None:
-            slopes = torch.tensor(spec.alibi_slopes, dtype=self._exact_dtype, device=device)
-            self._slopes = slopes.view(spec.num_kv_heads, 1, spec.group_size, 1)
-        tokens = cache.num_blocks * cache.block_size
-        self._k_shape = (tokens, cache.num_kv_heads, cache.head_size)
-        self._v_shape = (tokens, cache.num_kv_heads, cache.v_head_size)
+        self._cache = NhdCache(self.name, cache, device)
         self._k_buffer = torch.empty(0, dtype=cache.dtype, device=device)
         self._v_buffer = torch.empty(0, dtype=cache.dtype, device=device)
 
@@ -212,10 +210,10 @@ class TorchSdpaBackend(AttentionBackend):
 
     def _prepare(self, group: KeyGroup) -> _GroupWork:
         num_slots = group.num_seqs * group.num_keys
-        self._k_buffer, k_target = _part_of(self._k_buffer, (num_slots, *self._k_shape[1:]))
-        self._v_buffer, v_target = _part_of(self._v_buffer, (num_slots, *self._v_shape[1:]))
-        keys = _split(k_target, 0, group.num_seqs, -1).transpose(1, 2)
-        values = _split(v_target, 0, group.num_seqs, -1).transpose(1, 2)
+        self._k_buffer, k_target = part_of(self._k_buffer, (num_slots, *self._cache.k_shape[1:]))
+        self._v_buffer, v_target = part_of(self._v_buffer, (num_slots, *self._cache.v_shape[1:]))
+        keys = split(k_target, 0, group.num_seqs, -1).transpose(1, 2)
+        values = split(v_target, 0, group.num_seqs, -1).transpose(1, 2)
         tiles = tuple(self._prepare_tile(group, tile, keys, values) for tile in group.tiles)
         return _GroupWork(group.slots, k_target, v_target, tiles)
 
@@ -238,25 +236,7 @@ class TorchSdpaBackend(AttentionBackend):
 
     def write_kv(self, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
         """Store new keys and values; see ``AttentionBackend.write_kv``."""
-        if not len(slot_mapping):
-            return
-        store = store_on_host if self.device.type == "cpu" else store_without_sync
-        store(
-            (self._by_token(cache.k, self._k_shape), self._by_token(cache.v, self._v_shape)),
-            slot_mapping,
-            (key.to(cache.k.dtype), value.to(cache.v.dtype)),
-        )
-
-    def _by_token(self, cache: Tensor, shape: tuple[int, int, int]) -> Tensor:
-        """A cache tensor ``[P, B, K, H]`` as ``[P * B, K, H]``: the same memory."""
-        try:
-            return cache.view(shape)
-        except RuntimeError:
-            raise ValueError(
-                f"attention backend {self.name!r} was built for a cache of {shape[0]} tokens x "
-                f"{shape[1]} heads x {shape[2]} in NHD order, not for one of shape "
-                f"{tuple(cache.shape)} and strides {cache.stride()}"
-            ) from None
+        self._cache.write(key, value, cache, slot_mapping)
 
     def forward(
         self,
@@ -276,17 +256,8 @@ class TorchSdpaBackend(AttentionBackend):
         """
         if not isinstance(plan, TorchSdpaPlan):
             raise TypeError(f"{self.name!r} cannot use a plan of type {type(plan).__name__}")
-        if (sinks is not None) != self.spec.sinks:
-            raise ValueError(
-                f"sinks must be given exactly if spec.sinks, which is {self.spec.sinks}"
-            )
-        if min(len(query), len(out)) < plan.num_tokens:
-            raise ValueError(
-                f"{plan.num_tokens} query rows were planned, but query has {len(query)} rows and "
-                f"out {len(out)}"
-            )
-        k_rows = self._by_token(cache.k, self._k_shape)
-        v_rows = self._by_token(cache.v, self._v_shape)
+        check_call(self.spec, plan.num_tokens, query, out, sinks)
+        k_rows, v_rows = self._cache.by_token(cache)
         fused = self._fused and lse is None
         with sdpa_kernel(_GPU_KERNELS) if query.is_cuda else nullcontext():
             for group in plan.groups:
@@ -294,7 +265,7 @@ class TorchSdpaBackend(AttentionBackend):
                 torch.index_select(v_rows, 0, group.slots, out=group.v_target)
                 for work in group.tiles:
                     if not fused:
-                        self._attend_exactly(query, work, sinks, out, lse)
+                        self._attend_explicitly(query, work, sinks, out, lse)
                     elif work.row_shape is not None:
                         self._attend_one_row(query, work, work.row_shape, out)
                     else:
@@ -310,7 +281,7 @@ class TorchSdpaBackend(AttentionBackend):
     ) -> None:
         """A row of each sequence, by torch's own attention: the heads of a group are the rows."""
         tile = work.tile
-        q = _take(query, tile.rows).view(shape)
+        q = take_rows(query, tile.rows).view(shape)
         if work.padded is None or work.padded_rows is None:
             q = q.to(self._fused_dtype)
         else:
@@ -328,7 +299,7 @@ class TorchSdpaBackend(AttentionBackend):
         """Several rows of each sequence, by torch's own attention."""
         tile, group_size, scale = work.tile, self.spec.group_size, self.spec.scale
         k, v = work.keys.to(self._fused_dtype), work.values.to(self._fused_dtype)
-        q = _split(_take(query, tile.rows), 0, len(k), -1).to(self._fused_dtype)
+        q = split(take_rows(query, tile.rows), 0, len(k), -1).to(self._fused_dtype)
         mask = tile.mask
         if not query.is_cuda and tile.num_rows * group_size > _MAX_FOLDED_ROWS:
             result = F.scaled_dot_product_attention(
@@ -339,16 +310,16 @@ class TorchSdpaBackend(AttentionBackend):
                 scale=scale,
                 enable_gqa=group_size > 1,
             )
-            _put(out, tile.rows, result.transpose(1, 2))
+            put_rows(out, tile.rows, result.transpose(1, 2))
             return
-        folded = _split(q, 2, -1, group_size).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        folded = split(q, 2, -1, group_size).permute(0, 2, 3, 1, 4).flatten(2, 3)
         if mask is not None and mask.shape[2] > 1:
             mask = mask.repeat(1, 1, group_size, 1)
         result = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
-        result = _split(result, 2, group_size, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
-        _put(out, tile.rows, result)
+        result = split(result, 2, group_size, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
+        put_rows(out, tile.rows, result)
 
-    def _attend_exactly(
+    def _attend_explicitly(
         self,
         query: Tensor,
         work: _TileWork,
@@ -356,89 +327,10 @@ class TorchSdpaBackend(AttentionBackend):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        """A tile by matrix products in ``_exact_dtype``, in bounded runs of rows."""
-        tile, mask = work.tile, work.tile.mask
-        k, v = work.keys.to(self._exact_dtype), work.values.to(self._exact_dtype)
-        k, v = k.contiguous(), v.contiguous()
-        q = _split(_take(query, tile.rows), 0, len(k), -1).to(self._exact_dtype)
-        scores_per_row = len(k) * self.spec.num_heads * k.shape[2]
-        step = max(1, self._limits.score_elements // scores_per_row)
-        parts = []
-        for start in range(0, tile.num_rows, step):
-            rows = slice(start, start + step)
-            seen = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
-            position = tile.position - tile.first_key + start
-            parts.append(self._attend_rows(q[:, rows], k, v, seen, position, sinks))
-        results, sums = zip(*parts, strict=True)
-        _put(out, tile.rows, torch.cat(results, dim=1))
+        """A tile, with every feature."""
+        rows = work.tile.rows
+        q = split(take_rows(query, rows), 0, len(work.keys), -1)
+        result, sums = self._explicit.attend(q, work.keys, work.values, work.tile, sinks)
+        put_rows(out, rows, result)
         if lse is not None:
-            _put(lse, tile.rows, torch.cat(sums, dim=1))
-
-    def _attend_rows(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        position: int,
-        sinks: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Explicit attention of a run of rows, the first of which stands at column ``position``.
-
-        Args:
-            q: ``[S, R, N, H]``; like all others, in ``_exact_dtype``.
-            k: ``[S, K, C, H]``.
-            v: ``[S, K, C, Hv]``.
-            mask: as in ``Tile``.
-            position: may be negative.
-            sinks: ``[N]`` or None.
-
-        Returns:
-            Output ``[S, R, N, Hv]`` and LSE ``[S, R, N]``; NaN in a row that sees nothing.
-        """
-        spec, num_rows = self.spec, q.shape[1]
-        rows = _split(q, 2, -1, spec.group_size).transpose(1, 2).flatten(2, 3)
-        scores = torch.matmul(rows, k.transpose(-1, -2)).mul_(spec.scale)
-        if spec.logits_soft_cap is not None:
-            scores = scores.div_(spec.logits_soft_cap).tanh_().mul_(spec.logits_soft_cap)
-        scores = _split(scores, 2, num_rows, spec.group_size)
-        if self._slopes is not None:
-            columns = torch.arange(k.shape[2], device=k.device)
-            positions = torch.arange(position, position + num_rows, device=k.device)
-            distance = (positions[:, None] - columns).to(scores.dtype)
-            scores -= self._slopes * distance[:, None]
-        if mask is not None:
-            scores += mask.unsqueeze(3)
-        lse = scores.logsumexp(-1)
-        total = lse
-        if sinks is not None:
-            heads = sinks.to(lse.dtype).view(spec.num_kv_heads, 1, spec.group_size)
-            total = torch.logaddexp(lse, heads)
-        weights = scores.sub_(total.unsqueeze(-1)).exp_()
-        result = _split(torch.matmul(weights.flatten(2, 3), v), 2, num_rows, spec.group_size)
-        return result.transpose(1, 2).flatten(2, 3), lse.transpose(1, 2).flatten(2, 3)
-
-
-def _part_of(buffer: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The buffer, or a new one if it is too small, and its first elements in this shape."""
-    size = math.prod(shape)
-    if buffer.numel() < size:
-        buffer = torch.empty(size, dtype=buffer.dtype, device=buffer.device)
-    return buffer, buffer[:size].view(shape)
-
-
-def _take(query: Tensor, rows: slice | Tensor) -> Tensor:
-    return query[rows] if isinstance(rows, slice) else query.index_select(0, rows)
-
-
-def _put(out: Tensor, rows: slice | Tensor, values: Tensor) -> None:
-    """Write ``values``, ``[S, R, ...]``, to their rows of ``out``."""
-    if isinstance(rows, slice):
-        _split(out[rows], 0, values.shape[0], -1).copy_(values)
-    else:
-        out.index_copy_(0, rows, values.flatten(0, 1).to(out.dtype))
-
-
-def _split(tensor: Tensor, dim: int, *sizes: int) -> Tensor:
-    """The same memory with one dimension made several, whatever the strides."""
-    return tensor.view(*tensor.shape[:dim], *sizes, *tensor.shape[dim + 1 :])
+            put_rows(lse, rows, sums)
