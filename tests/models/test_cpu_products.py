@@ -25,6 +25,8 @@ KINDS = [
     (WidenedProduct, torch.bfloat16),
     (WidenedProduct, torch.float16),
 ]
+if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    KINDS.append((PackedProduct, torch.bfloat16))
 
 
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
