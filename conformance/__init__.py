@@ -1,1 +1,1 @@
-"""What proves a part right; today the float64 attention oracle."""
+"""What proves a part right: conformance suites with their laws, oracles, mutants and reports."""

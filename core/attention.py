@@ -150,7 +150,9 @@ class KVCache:
 class AttentionBatch:
     """The lengths and places of one step: built once, shared by all layers.
 
-    Rows of the query at or past ``query_start_loc[S]`` are padding. Entries of a block table row at
+    A sequence has at most as many new tokens as tokens; one without any token may still have query
+    rows, which see nothing: so a captured graph's batch is padded. Rows of the query at or past
+    ``query_start_loc[S]`` are padding. Entries of a block table row at
     or past ``ceil(seq_len / B)`` are undefined and must not be read as block ids. The ``_cpu``
     twins hold the same values on the host, so that planning never waits for the device.
 
@@ -278,6 +280,8 @@ class Capabilities:
         cuda_graphs: whether ``forward`` may be captured and replayed after ``plan(into=...)``.
         nonfinite_safe: whether NaN and Inf in slots of no visible key leave results unchanged.
         batch_invariant: whether a sequence's result is bitwise independent of its batch.
+        not_bitwise: laws of equal bits that hold within the error bound only, by the names that
+            the conformance suite gives them, such as ``block_permutation``.
         kv_layout: physical order inside a block: ``NHD`` (token, head, element) or ``HND``.
         auto_priority: ``auto`` tries higher numbers first; 0 or less is never chosen by ``auto``.
         missing: why the backend cannot run here at all (library absent, device too old), or None.
@@ -302,6 +306,7 @@ class Capabilities:
     cuda_graphs: bool = False
     nonfinite_safe: bool = False
     batch_invariant: bool = False
+    not_bitwise: frozenset[str] = frozenset()
     kv_layout: KVLayout = "NHD"
     auto_priority: int = 0
     missing: str | None = None
@@ -413,9 +418,12 @@ class AttentionBackend(ABC):
 
         Args:
             batch: this step's lengths and places. Read from the ``_cpu`` twins.
-            into: a plan of an earlier step with the same shapes, to be updated in place, so that a
-                captured CUDA graph replays with new lengths. Only backends that declare
-                ``cuda_graphs`` are given one.
+            into: a plan of an earlier step with the same shapes, to be updated in place and
+                returned, so that a captured CUDA graph replays with new lengths. Only backends that
+                declare ``cuda_graphs`` are given one.
+
+        Several plans may be alive at a time: one for each captured graph, say. A plan stays good
+        until it is updated, whatever else is planned and computed meanwhile.
         """
 
     @abstractmethod

@@ -139,7 +139,7 @@ class PartEntry:
             PluginError: it cannot be imported, is no finished subclass of the contract class, or
                 calls itself by another name. The cause of a failed import is chained.
         """
-        cls = self._import(self.target) if isinstance(self.target, str) else self.target
+        cls = self.import_class()
         contract = self.kind.contract()
         if not (isinstance(cls, type) and issubclass(cls, contract)):
             raise self._error(f"it is no subclass of {contract.__module__}.{contract.__qualname__}")
@@ -156,8 +156,15 @@ class PartEntry:
             raise self._error(f"its Options, {options!r}, is no subclass of PartOptions")
         return cls
 
-    def _import(self, target: str) -> Any:
-        module_name, _, attributes = target.partition(":")
+    def import_class(self) -> Any:
+        """The target, whatever it is.
+
+        Raises:
+            PluginError: it cannot be imported.
+        """
+        if not isinstance(self.target, str):
+            return self.target
+        module_name, _, attributes = self.target.partition(":")
         try:
             found: Any = import_module(module_name)
             for attribute in attributes.split("."):

@@ -11,7 +11,7 @@ from support.attention_cases import UNTOUCHED, Case, bounds, make_batch, make_ca
 from support.cuda import no_synchronisation
 
 from jackfield.backends.torch_sdpa import TorchSdpaBackend
-from jackfield.conformance.oracle import attention_oracle, write_kv_oracle
+from jackfield.conformance.attention.oracle import attention_oracle, write_kv_oracle
 from jackfield.core.attention import AttentionBatch, AttentionSpec, KVCache
 
 pytestmark = pytest.mark.gpu

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from jackfield.backends._kv_store import store_on_host, store_without_sync
 from jackfield.backends.torch_sdpa import TorchSdpaBackend, TorchSdpaOptions
-from jackfield.conformance.oracle import attention_oracle, write_kv_oracle
+from jackfield.conformance.attention.oracle import attention_oracle, write_kv_oracle
 from jackfield.core.attention import AttentionSpec, KVCache
 
 few = settings(max_examples=50, deadline=None)

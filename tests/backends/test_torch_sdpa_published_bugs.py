@@ -14,7 +14,7 @@ from support.attention_cases import CPU, UNTOUCHED, Case, attend, make_batch, ma
 from torch import Tensor
 
 from jackfield.backends.torch_sdpa import TorchSdpaBackend
-from jackfield.conformance.oracle import attention_oracle
+from jackfield.conformance.attention.oracle import attention_oracle
 from jackfield.core.attention import AttentionSpec, KVCache, KVCacheSpec
 
 FLOAT32_TOLERANCE = 2e-5

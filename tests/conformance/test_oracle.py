@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from support.attention_cases import PADDING_ROWS, Case, cases, make_batch, make_case, visible_slots
 from torch import Tensor
 
-from jackfield.conformance.oracle import attention_oracle, visible_keys, write_kv_oracle
+from jackfield.conformance.attention.oracle import attention_oracle, visible_keys, write_kv_oracle
 from jackfield.core.attention import AttentionSpec, KVCache
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from jackfield.conformance.oracle import visible_keys
+from jackfield.conformance.attention.oracle import visible_keys
 from jackfield.core.attention import (
     AttentionBackend,
     AttentionBatch,

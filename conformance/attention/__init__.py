@@ -1,0 +1,1 @@
+"""The attention conformance suite: what an attention backend owes, as laws that can be run."""

@@ -1,0 +1,199 @@
+"""What cases may vary in: everything that a backend declares, narrowed by what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from ...core.attention import Capabilities, SizeSet, dtype_name
+from ...core.errors import ConfigError
+from ...plugins.validation import did_you_mean
+from .generate import DISTRIBUTIONS
+
+#: Sizes that are tried where a backend declares a range.
+HEAD_SIZES = (16, 24, 32, 40, 64, 72, 80, 96, 112, 128, 160, 192, 256)
+GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)
+BLOCK_SIZES = (1, 2, 4, 5, 8, 16, 24, 32, 64, 128, 256)
+BATCH_KINDS = ("decode", "prefill", "chunk", "mixed")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large cases become.
+
+    Attributes:
+        max_seq_len: tokens of a sequence.
+        max_seqs: sequences of an ordinary batch.
+        many_seqs: sequences of a batch of hundreds; 0 leaves such batches out.
+        max_heads: query heads.
+        max_elements: query heads times head size.
+        long_seq_lens: lengths that fixed cases try beyond ``max_seq_len``, with few heads.
+    """
+
+    max_seq_len: int
+    max_seqs: int
+    many_seqs: int
+    max_heads: int
+    max_elements: int
+    long_seq_lens: tuple[int, ...] = ()
+
+
+#: Past where positions in 16 bits end, and where a query has several tiles of rows.
+_LONG = (66_000, 1100, 300)
+
+SCALES: Mapping[str, Scale] = {
+    "tiny": Scale(max_seq_len=20, max_seqs=3, many_seqs=0, max_heads=8, max_elements=512),
+    "small": Scale(
+        max_seq_len=70,
+        max_seqs=5,
+        many_seqs=80,
+        max_heads=32,
+        max_elements=4096,
+        long_seq_lens=_LONG,
+    ),
+    "large": Scale(
+        max_seq_len=1500,
+        max_seqs=12,
+        many_seqs=300,
+        max_heads=64,
+        max_elements=8192,
+        long_seq_lens=_LONG,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The values that each axis of a case may take.
+
+    Attributes:
+        dtype, kv_dtype: dtypes of query and cache.
+        head_size, group_size, block_size: sizes.
+        v_head_size: sizes of a value head where it may differ, else empty.
+        causal, sliding_window, logits_soft_cap, alibi, sinks: whether the feature is off, on.
+        batch: kinds of batches.
+        distribution: of the numbers.
+        scale: how large cases become.
+    """
+
+    dtype: tuple[torch.dtype, ...]
+    kv_dtype: tuple[torch.dtype, ...]
+    head_size: tuple[int, ...]
+    v_head_size: tuple[int, ...]
+    group_size: tuple[int, ...]
+    block_size: tuple[int, ...]
+    causal: tuple[bool, ...]
+    sliding_window: tuple[bool, ...]
+    logits_soft_cap: tuple[bool, ...]
+    alibi: tuple[bool, ...]
+    sinks: tuple[bool, ...]
+    batch: tuple[str, ...]
+    distribution: tuple[str, ...]
+    scale: Scale
+
+    @staticmethod
+    def of(capabilities: Capabilities, scale: Scale) -> Axes:
+        """Everything that is declared."""
+
+        def switch(declared: bool) -> tuple[bool, ...]:
+            return (False, True) if declared else (False,)
+
+        head_sizes = representatives(capabilities.head_sizes, HEAD_SIZES)
+        return Axes(
+            dtype=_sorted(capabilities.dtypes),
+            kv_dtype=_sorted(capabilities.kv_dtypes),
+            head_size=head_sizes,
+            v_head_size=head_sizes if capabilities.different_v_head_size else (),
+            group_size=representatives(capabilities.group_sizes, GROUP_SIZES),
+            block_size=representatives(capabilities.block_sizes, BLOCK_SIZES),
+            causal=(True, False) if capabilities.non_causal else (True,),
+            sliding_window=switch(capabilities.sliding_window),
+            logits_soft_cap=switch(capabilities.logits_soft_cap),
+            alibi=switch(capabilities.alibi),
+            sinks=switch(capabilities.sinks),
+            batch=BATCH_KINDS if capabilities.mixed_batches else ("decode", "prefill"),
+            distribution=DISTRIBUTIONS,
+            scale=scale,
+        )
+
+    def narrowed(self, wanted: Mapping[str, Sequence[str]]) -> Axes:
+        """Only some values of some axes.
+
+        Args:
+            wanted: axis to values, as on the command line: ``{"head_size": ["64", "128"]}``;
+                features take ``on`` and ``off``.
+
+        Raises:
+            ConfigError: an axis or a value is unknown, or the backend does not declare it.
+        """
+        axes = self
+        for name, values in wanted.items():
+            if name not in axis_names():
+                hint = did_you_mean(name, axis_names())
+                raise ConfigError(
+                    f"--only {name}=... names no axis{hint or '.'} Axes: {', '.join(axis_names())}"
+                )
+            known = {value_name(value): value for value in getattr(self, name)}
+            missing = [value for value in values if value not in known]
+            if missing:
+                raise ConfigError(
+                    f"--only {name}={','.join(values)}: {', '.join(missing)} is not among what the "
+                    f"backend declares: {', '.join(known) or 'nothing'}"
+                )
+            chosen: dict[str, Any] = {name: tuple(known[value] for value in values)}
+            axes = replace(axes, **chosen)
+        return axes
+
+    @property
+    def max_heads(self) -> int:
+        """Query heads; at least the largest group."""
+        return max(self.scale.max_heads, min(self.group_size))
+
+
+def parse_only(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """``["head_size=64,128"]`` as ``{"head_size": ("64", "128")}``.
+
+    Raises:
+        ConfigError: a text has no ``=``, or names an axis that another one names as well.
+    """
+    wanted: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        axis, equals, values = text.partition("=")
+        if not equals or not values or axis in wanted:
+            why = "given twice" if axis in wanted else "not of the form AXIS=VALUE,VALUE"
+            raise ConfigError(f"--only {text} is {why}; axes are {', '.join(axis_names())}")
+        wanted[axis] = tuple(value.strip() for value in values.split(","))
+    return wanted
+
+
+def axis_names() -> tuple[str, ...]:
+    """All axes, in the order of ``Axes``."""
+    return tuple(field.name for field in fields(Axes) if field.name != "scale")
+
+
+def value_name(value: object) -> str:
+    """How an axis value is written on the command line and in tables."""
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def representatives(sizes: SizeSet, candidates: Iterable[int]) -> tuple[int, ...]:
+    """All sizes of a list, or the candidates that a rule allows, and its smallest one."""
+    if sizes.exactly is not None:
+        return tuple(sorted(sizes.exactly))
+    chosen = [size for size in candidates if size in sizes]
+    if not chosen:
+        step = sizes.multiple_of
+        first = -(-sizes.minimum // step) * step
+        chosen = [size for size in (first, first + step) if size in sizes]
+    return tuple(chosen)
+
+
+def _sorted(dtypes: Iterable[torch.dtype]) -> tuple[torch.dtype, ...]:
+    return tuple(sorted(dtypes, key=lambda dtype: (-dtype.itemsize, dtype_name(dtype))))

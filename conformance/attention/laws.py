@@ -1,0 +1,109 @@
+"""What a law is, and how a law of equal bits is checked."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+
+from ...core.attention import Capabilities
+from .cases import AttentionCase, CaseData, expect
+from .subject import LawViolation, Result, Subject, check_meaning, describe, same_bits
+
+Kind = Literal["any", "decode", "prefill", "one"]
+
+
+class Law(ABC):
+    """One thing that every backend owes.
+
+    The docstring of a subclass is its text for kernel authors; the first line is its title.
+
+    Class attributes:
+        name: how reports and ``--only law=...`` call it.
+        kind: batches that it is tried on: any, decode only, prefill only, or just one sequence.
+        bitwise: whether it is about equal bits; a backend may declare in
+            ``Capabilities.not_bitwise`` that it keeps it within the error bound only.
+        weight: random cases, as a multiple of what other laws get.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind] = "any"
+    bitwise: ClassVar[bool] = False
+    weight: ClassVar[int] = 1
+
+    def not_claimed(self, capabilities: Capabilities, dtype: torch.dtype) -> str | None:
+        """Why a backend with these capabilities does not owe this; None if it does."""
+        return None
+
+    def fit(self, case: AttentionCase) -> AttentionCase:
+        """The case, changed as far as the law needs."""
+        return case
+
+    @abstractmethod
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        """Try the law on a case.
+
+        Returns:
+            The largest error seen, as a share of its bound; 0 where only bits were compared.
+
+        Raises:
+            LawViolation: the backend does not keep it.
+        """
+
+    @classmethod
+    def title(cls) -> str:
+        """The first line of the docstring."""
+        return (cls.__doc__ or cls.name).strip().splitlines()[0]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two results that a bitwise law says are equal."""
+
+    law: Law
+    subject: Subject
+    what: str
+
+    def check(self, first: Result, second: Result, data: CaseData) -> float:
+        """Compare all query rows of two results of the same batch.
+
+        Args:
+            first: the plain result.
+            second: the one that should be equal to it.
+            data: the case of the second.
+
+        Raises:
+            LawViolation: a bit differs; or, if the backend declares that it keeps the law within
+                the bound only, an error is above the bound.
+        """
+        count = first.num_tokens
+        if self.law.name in self.subject.capabilities.not_bitwise:
+            return check_meaning(second, data, what=f"with {self.what}, the output")
+        pairs = [(first.out[:count], second.out[:count], "output")]
+        if first.lse is not None and second.lse is not None:
+            pairs.append((first.lse[:count], second.lse[:count], "LSE"))
+        for one, other, name in pairs:
+            if not same_bits(one, other):
+                text = describe(
+                    f"with {self.what}, the {name}", other, one.double(), torch.zeros_like(one)
+                )
+                # Whether the second is right as well tells the reader what kind of fault it is.
+                raise LawViolation(
+                    text.replace("is wrong in", "changes in").split(", an error of")[0],
+                    data,
+                    second,
+                    expect(data),
+                )
+        return 0.0
+
+
+def with_lse(subject: Subject) -> bool:
+    """Whether the backend can be asked for the LSE."""
+    return subject.capabilities.lse
+
+
+def without_padding(case: AttentionCase) -> AttentionCase:
+    """The case with no rows behind the last query."""
+    return replace(case, padding_rows=0)

@@ -1,0 +1,369 @@
+"""Laws of equal bits: things that must not matter at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ...core.attention import AttentionBackend, Capabilities, KVCache
+from ...core.errors import UnsupportedError
+from .cases import AttentionCase, CaseData, batch_of, spoil, unseen_slots
+from .laws import Comparison, Law, with_lse
+from .oracle import write_kv_oracle
+from .subject import UNTOUCHED, LawViolation, Result, Subject, attend, same_bits
+
+
+class BlockPermutation(Law):
+    """Physical block ids do not matter.
+
+    All blocks of the cache change places, and the block table follows. Moving a sequence to the
+    host and back into other blocks is the same thing.
+    """
+
+    name = "block_permutation"
+    bitwise = True
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        data = subject.build(case)
+        instance = subject.instance(data)
+        lse = with_lse(subject)
+        plain = attend(instance, data, with_lse=lse)
+        num_blocks = data.cache_spec.num_blocks
+        generator = torch.Generator().manual_seed(case.seed + 1)
+        order = torch.randperm(num_blocks, generator=generator)
+        moved = _copy(data.cache)
+        moved.k[order.to(subject.device)] = data.cache.k
+        moved.v[order.to(subject.device)] = data.cache.v
+        table = data.table.clone()
+        for row, shape in zip(table, case.sequences, strict=True):
+            used = -(-shape.seq_len // case.block_size)
+            row[:used] = order[row[:used].long()].to(torch.int32)
+        batch = batch_of(case.sequences, table, data.batch.slot_mapping_cpu, subject.device)
+        permuted = replace(data, cache=moved, batch=batch)
+        result = attend(instance, permuted, with_lse=lse)
+        return Comparison(self, subject, "blocks in other places").check(plain, result, permuted)
+
+
+class UnseenSlots(Law):
+    """What stands in slots of no visible key does not matter, however large.
+
+    The rest of a last block, keys that left the window, blocks of others.
+    """
+
+    name = "unseen_slots"
+    bitwise = True
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        size = 3e4 if case.kv_dtype == torch.float16 else 1e30
+        return _spoiled(self, subject, case, (size,))
+
+
+class NonfiniteSlots(Law):
+    """NaN and infinity in slots of no visible key do not matter either."""
+
+    name = "nonfinite_slots"
+    bitwise = True
+
+    def not_claimed(self, capabilities: Capabilities, dtype: torch.dtype) -> str | None:
+        return None if capabilities.nonfinite_safe else "nonfinite_safe is not declared"
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        return _spoiled(self, subject, case, (torch.nan, torch.inf, -torch.inf))
+
+
+def _spoiled(law: Law, subject: Subject, case: AttentionCase, sizes: tuple[float, ...]) -> float:
+    data = subject.build(case)
+    instance = subject.instance(data)
+    plain = attend(instance, data, with_lse=with_lse(subject))
+    share = 0.0
+    for size in sizes:
+        other = replace(data, cache=_copy(data.cache))
+        spoil(other.cache, unseen_slots(data), case.seed + 2, size)
+        result = attend(instance, other, with_lse=with_lse(subject))
+        what = f"numbers of about {size:g} in slots of no visible key"
+        share = max(share, Comparison(law, subject, what).check(plain, result, other))
+    return share
+
+
+class TableTail(Law):
+    """What stands in a block table past a sequence's last block does not matter.
+
+    Block ids of others, -1, ids far outside of the cache; and how many such columns there are.
+    """
+
+    name = "table_tail"
+    bitwise = True
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        data = subject.build(case)
+        instance = subject.instance(data)
+        lse = with_lse(subject)
+        plain = attend(instance, data, with_lse=lse)
+        share = 0.0
+        for garbage, columns in ((-1, 1), (2**31 - 1, 3), (0, 2), (-(2**31), 0)):
+            width = data.table.shape[1] - case.extra_columns
+            table = torch.full((len(data.table), width + columns), garbage, dtype=torch.int32)
+            for row, old, shape in zip(table, data.table, case.sequences, strict=True):
+                used = -(-shape.seq_len // case.block_size)
+                row[:used] = old[:used]
+            batch = batch_of(case.sequences, table, data.batch.slot_mapping_cpu, subject.device)
+            other = replace(data, batch=batch)
+            result = attend(instance, other, with_lse=lse)
+            what = f"{garbage} past the last block in the table and {columns} more columns"
+            share = max(share, Comparison(self, subject, what).check(plain, result, other))
+        return share
+
+
+class PaddingRows(Law):
+    """Query rows behind the last query do not matter: how many, or what is in them."""
+
+    name = "padding_rows"
+    bitwise = True
+
+    def fit(self, case: AttentionCase) -> AttentionCase:
+        return replace(case, padding_rows=0)
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        data = subject.build(case)
+        instance = subject.instance(data)
+        lse = with_lse(subject)
+        plain = attend(instance, data, with_lse=lse)
+        rows = torch.full((1 + case.seed % 5, *data.query.shape[1:]), torch.nan)
+        padding = rows.to(data.query.dtype).to(subject.device)
+        other = replace(data, query=torch.cat([data.query, padding]))
+        result = attend(instance, other, with_lse=lse)
+        what = f"{len(padding)} rows of NaN behind the last query"
+        return Comparison(self, subject, what).check(plain, result, other)
+
+
+class Repeat(Law):
+    """The same call gives the same bits again.
+
+    With the same plan, with a new one, with another instance, and whatever the output held before.
+    """
+
+    name = "repeat"
+    bitwise = True
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        data = subject.build(case)
+        instance = subject.instance(data)
+        lse = with_lse(subject)
+        plan = instance.plan(data.batch)
+        plain = attend(instance, data, plan=plan, with_lse=lse)
+        again = attend(instance, data, plan=plan, with_lse=lse, filling=torch.nan)
+        compare = Comparison(self, subject, "the same plan once more")
+        share = compare.check(plain, again, data)
+        anew = attend(instance, data, with_lse=lse)
+        share = max(share, Comparison(self, subject, "a new plan").check(plain, anew, data))
+        other = attend(subject.instance(data), data, with_lse=lse)
+        compare = Comparison(self, subject, "another instance")
+        return max(share, compare.check(plain, other, data))
+
+
+class Steps(Law):
+    """Nothing is left over from an earlier step.
+
+    An instance that has planned and computed another batch, shorter or longer, computes this one
+    as a new instance does: with a new plan, and with one made before the other batches were.
+    """
+
+    name = "steps"
+    bitwise = True
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        data = subject.build(case)
+        used = subject.instance(data)
+        plan = used.plan(data.batch)
+        for earlier in _other_steps(data):
+            attend(used, earlier)
+        lse = with_lse(subject)
+        plain = attend(subject.instance(data), data, with_lse=lse)
+        result = attend(used, data, with_lse=lse)
+        compare = Comparison(self, subject, "other batches computed before")
+        share = compare.check(plain, result, data)
+        result = attend(used, data, plan=plan, with_lse=lse)
+        compare = Comparison(self, subject, "other batches planned and computed since its plan")
+        return max(share, compare.check(plain, result, data))
+
+
+def _other_steps(data: CaseData) -> list[CaseData]:
+    """The batch one token earlier, and the same batch with its sequences in reverse."""
+    case = data.case
+    earlier = [
+        replace(shape, seq_len=shape.seq_len - 1) if shape.context_len else shape
+        for shape in case.sequences
+    ]
+    slots = data.batch.slot_mapping_cpu
+    device = data.query.device
+    reverse = batch_of(case.sequences[::-1], data.table.flip(0), slots, device)
+    return [
+        replace(data, batch=batch_of(earlier, data.table, slots, device)),
+        replace(data, batch=reverse, query=data.query.flip(0)),
+    ]
+
+
+class Layers(Law):
+    """One plan serves all layers: it holds nothing of the query or the cache of the first."""
+
+    name = "layers"
+    bitwise = True
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        first = subject.build(case)
+        other = subject.build(replace(case, seed=case.seed + 1))
+        second = replace(first, query=other.query, cache=other.cache, sinks=other.sinks)
+        instance = subject.instance(first)
+        plan = instance.plan(first.batch)
+        attend(instance, first, plan=plan)
+        lse = with_lse(subject)
+        result = attend(instance, second, plan=plan, with_lse=lse)
+        plain = attend(subject.instance(second), second, with_lse=lse)
+        compare = Comparison(self, subject, "the plan of another layer")
+        return compare.check(plain, result, second)
+
+
+class StridedRows(Law):
+    """A query that is a slice of a fused projection gives what its packed copy gives.
+
+    The same holds for the keys and values that are written.
+    """
+
+    name = "strided_rows"
+    bitwise = True
+
+    def fit(self, case: AttentionCase) -> AttentionCase:
+        return replace(case, fused=True)
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        data = subject.build(case)
+        instance = subject.instance(data)
+        packed = replace(data, query=data.query.contiguous(), cache=_copy(data.cache))
+        written = replace(data, cache=_copy(data.cache))
+        slots = data.batch.slot_mapping
+        instance.write_kv(data.key, data.value, written.cache, slots)
+        instance.write_kv(data.key.contiguous(), data.value.contiguous(), packed.cache, slots)
+        lse = with_lse(subject)
+        plain = attend(instance, packed, with_lse=lse)
+        strided = attend(instance, written, with_lse=lse)
+        compare = Comparison(self, subject, "strided rows")
+        return compare.check(plain, strided, written)
+
+
+class CacheStrides(Law):
+    """A cache with gaps between its blocks is read right, or refused; never misread.
+
+    Strides tell where blocks are. A backend that wants them packed says so by an error.
+    """
+
+    name = "cache_strides"
+    bitwise = True
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        data = subject.build(case)
+        instance = subject.instance(data)
+        gaps = replace(data, cache=_with_gaps(data.cache))
+        plan = instance.plan(data.batch)
+        try:
+            instance.write_kv(data.key, data.value, gaps.cache, data.batch.slot_mapping)
+            result = attend(instance, gaps, plan=plan)
+        except (ValueError, UnsupportedError):
+            return 0.0
+        written = write_kv_oracle(data.key, data.value, data.cache, data.batch.slot_mapping_cpu)
+        if not (same_bits(gaps.cache.k, written.k) and same_bits(gaps.cache.v, written.v)):
+            raise LawViolation(
+                "write_kv misplaces tokens in a cache with gaps between blocks", gaps
+            )
+        plain = attend(instance, replace(data, cache=written))
+        return Comparison(self, subject, "gaps between blocks").check(plain, result, gaps)
+
+
+def _with_gaps(cache: KVCache) -> KVCache:
+    """The same blocks, each followed by a block of other numbers."""
+
+    def spread(tensor: torch.Tensor) -> torch.Tensor:
+        both = torch.stack([tensor, tensor.flip(0) + 1], dim=1)
+        # ``stack`` packs by the logical order; the physical one is that of the cache.
+        order = sorted(range(1, 4), key=tensor.stride, reverse=True)
+        back = [0, *(1 + order.index(dim) for dim in range(1, 4))]
+        physical = both.permute(0, 1, *(1 + dim for dim in order)).contiguous()
+        return physical[:, 0].permute(*back)
+
+    return KVCache(k=spread(cache.k), v=spread(cache.v))
+
+
+class PlanInto(Law):
+    """A plan that is updated in place is as good as a new one; a captured graph replays with it.
+
+    ``plan(batch, into=plan)`` with the shapes of the earlier batch and other lengths and blocks. On
+    a CUDA device ``forward`` is captured with the earlier plan and replayed after the update.
+    """
+
+    name = "plan_into"
+    kind = "decode"
+    bitwise = True
+
+    def not_claimed(self, capabilities: Capabilities, dtype: torch.dtype) -> str | None:
+        return None if capabilities.cuda_graphs else "cuda_graphs is not declared"
+
+    def fit(self, case: AttentionCase) -> AttentionCase:
+        return replace(case, padding_rows=0)
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        data = subject.build(case)
+        if not case.sequences:
+            return 0.0
+        instance = subject.instance(data)
+        earlier_shapes = [
+            replace(shape, seq_len=max(min(shape.seq_len, 1), shape.seq_len // (2 + index % 3)))
+            for index, shape in enumerate(case.sequences)
+        ]
+        slots = data.batch.slot_mapping_cpu
+        earlier = replace(data, batch=batch_of(earlier_shapes, data.table, slots, subject.device))
+        plan = instance.plan(earlier.batch)
+        lse = with_lse(subject)
+        if subject.device.type == "cuda":
+            result = _replayed(instance, earlier, data)
+            lse = False
+        else:
+            attend(instance, earlier, plan=plan)
+            instance.plan(data.batch, into=plan)
+            result = attend(instance, data, plan=plan, with_lse=lse)
+        plain = attend(subject.instance(data), data, with_lse=lse)
+        compare = Comparison(self, subject, "a plan updated in place")
+        return compare.check(plain, result, data)
+
+
+def _replayed(instance: AttentionBackend, earlier: CaseData, data: CaseData) -> Result:
+    """Capture ``forward`` for the earlier batch, update its plan, replay."""
+    plan = instance.plan(earlier.batch)
+    out = torch.full_like(attend(instance, earlier, plan=plan).out, UNTOUCHED)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        instance.forward(data.query, data.cache, plan, out, sinks=data.sinks)
+    instance.plan(data.batch, into=plan)
+    graph.replay()
+    torch.cuda.synchronize()
+    return Result(out, None, data.batch.num_tokens)
+
+
+def _copy(cache: KVCache) -> KVCache:
+    """The same contents and strides in other memory."""
+    return KVCache(k=cache.k.clone(), v=cache.v.clone())
+
+
+BITWISE_LAWS: tuple[Law, ...] = (
+    BlockPermutation(),
+    UnseenSlots(),
+    NonfiniteSlots(),
+    TableTail(),
+    PaddingRows(),
+    Repeat(),
+    Steps(),
+    Layers(),
+    StridedRows(),
+    CacheStrides(),
+    PlanInto(),
+)

@@ -1,0 +1,115 @@
+"""Laws about what is written, and what is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ...core.attention import KVCache
+from .cases import AttentionCase, CaseData, expect
+from .laws import Law
+from .oracle import write_kv_oracle
+from .subject import UNTOUCHED, LawViolation, Subject, attend, same_bits
+
+
+class WriteKv(Law):
+    """``write_kv`` stores the new tokens in their slots and changes no other byte of the cache.
+
+    Rows with slot -1 are stored nowhere. The whole cache is compared byte for byte, before and
+    after.
+    """
+
+    name = "write_kv"
+
+    def fit(self, case: AttentionCase) -> AttentionCase:
+        every = (0, 0, 2, 3, 1)[case.seed % 5]
+        return replace(case, unstored_every=every or case.unstored_every)
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        data = subject.build(case)
+        expected = write_kv_oracle(data.key, data.value, data.cache, data.batch.slot_mapping_cpu)
+        written = KVCache(k=data.cache.k.clone(), v=data.cache.v.clone())
+        key, value = data.key.clone(), data.value.clone()
+        subject.instance(data).write_kv(data.key, data.value, written, data.batch.slot_mapping)
+        for name, after, right in (
+            ("keys", written.k, expected.k),
+            ("values", written.v, expected.v),
+        ):
+            if not same_bits(after, right):
+                raise LawViolation(_where(name, data, after, right), data)
+        if not (same_bits(key, data.key) and same_bits(value, data.value)):
+            raise LawViolation("write_kv changes the keys or values that it is given", data)
+        return 0.0
+
+
+def _where(name: str, data: CaseData, after: torch.Tensor, right: torch.Tensor) -> str:
+    """Which slots of the cache are wrong, in words."""
+    block_size = data.case.block_size
+    wrong = ((after != right) & ~(after.isnan() & right.isnan())).flatten(2).any(dim=2)
+    slots = wrong.flatten().nonzero().flatten().tolist()
+    named = set(data.batch.slot_mapping_cpu.tolist())
+    stray = [slot for slot in slots if slot not in named]
+    kind = f"slots that were not named: {_list(stray)}" if stray else "slots that were named"
+    return (
+        f"write_kv leaves wrong {name} in {len(slots)} slots ({_list(slots)}; block_size "
+        f"{block_size}), {kind}; slot_mapping was {_list(data.batch.slot_mapping_cpu.tolist())}"
+    )
+
+
+def _list(numbers: list[int]) -> str:
+    text = ", ".join(map(str, numbers[:8]))
+    return text + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+
+
+class NothingElse(Law):
+    """``forward`` writes the rows of its queries and nothing else.
+
+    Not the rows behind the last query (of ``out`` and of the LSE), not the cache, not the query,
+    not the sinks; it writes all rows of its queries, and returns ``out``.
+    """
+
+    name = "nothing_else"
+
+    def fit(self, case: AttentionCase) -> AttentionCase:
+        return replace(case, padding_rows=max(case.padding_rows, 1 + case.seed % 3))
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        data = subject.build(case)
+        inputs = {
+            "the keys of the cache": data.cache.k,
+            "the values of the cache": data.cache.v,
+            "the query": data.query,
+        }
+        if data.sinks is not None:
+            inputs["the sinks"] = data.sinks
+        before = {name: tensor.clone() for name, tensor in inputs.items()}
+        result = attend(
+            subject.instance(data), data, with_lse=subject.capabilities.lse, filling=UNTOUCHED
+        )
+        for name, tensor in inputs.items():
+            if not same_bits(before[name], tensor):
+                raise LawViolation(f"forward changes {name}", data)
+        for name, written in (("out", result.out), ("the LSE", result.lse)):
+            if written is None:
+                continue
+            behind = written[result.num_tokens :]
+            if not same_bits(behind, torch.full_like(behind, UNTOUCHED)):
+                raise LawViolation(
+                    f"forward writes rows of {name} behind the last query: "
+                    f"{result.num_tokens} rows belong to a query, {len(behind)} do not",
+                    data,
+                )
+        if not result.returned_out:
+            raise LawViolation(
+                "forward does not return the tensor it was given for its output", data
+            )
+        unwritten = (result.out[: result.num_tokens] == UNTOUCHED).flatten(1).all(dim=1)
+        wrong = unwritten & (expect(data).out != UNTOUCHED).flatten(1).any(dim=1)
+        if bool(wrong.any()):
+            rows = wrong.nonzero().flatten().tolist()
+            raise LawViolation(f"forward does not write the query rows {_list(rows)}", data, result)
+        return 0.0
+
+
+MEMORY_LAWS: tuple[Law, ...] = (WriteKv(), NothingElse())

@@ -1,0 +1,195 @@
+"""Mutants that keep something from an earlier plan, forward or layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ....core.attention import AttentionBatch, AttentionPlan, Capabilities, KVCache
+from ..plain_backend import PlainBackend, PlainPlan, PlannedSequence, own_plan
+from .registry import mutant
+
+
+@mutant(
+    "lengths_of_an_earlier_plan",
+    "Lengths are kept as long as the number of sequences and of rows stays the same.",
+)
+class _LengthsOfAnEarlierPlan(PlainBackend):
+    _kept: PlainPlan | None = None
+
+    def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> AttentionPlan:
+        plan, kept = own_plan(super().plan(batch, into)), self._kept
+        if kept is None or [(one.first_row, one.end_row) for one in kept.sequences] != [
+            (one.first_row, one.end_row) for one in plan.sequences
+        ]:
+            self._kept = PlainPlan(plan.sequences)
+            return plan
+        pairs = zip(plan.sequences, kept.sequences, strict=True)
+        plan.sequences = tuple(
+            replace(new, num_tokens=min(old.num_tokens, new.num_tokens)) for new, old in pairs
+        )
+        return plan
+
+
+@mutant(
+    "block_table_of_an_earlier_plan",
+    "Blocks are kept as long as all lengths stay the same.",
+)
+class _BlockTableOfAnEarlierPlan(PlainBackend):
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._kept: dict[tuple[int, ...], Tensor] = {}
+
+    def planned(self, batch: AttentionBatch, index: int) -> PlannedSequence:
+        sequence = super().planned(batch, index)
+        lengths = (index, *batch.seq_lens_cpu.tolist())
+        kept = self._kept.setdefault(lengths, sequence.block_ids)
+        return replace(sequence, block_ids=kept)
+
+
+@mutant(
+    "newest_plan_for_all",
+    "Forward uses the newest plan, whichever plan it is given.",
+)
+class _NewestPlanForAll(PlainBackend):
+    _newest: AttentionPlan | None = None
+
+    def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> AttentionPlan:
+        self._newest = super().plan(batch, into)
+        return self._newest
+
+    def forward(
+        self,
+        query: Tensor,
+        cache: KVCache,
+        plan: AttentionPlan,
+        out: Tensor,
+        *,
+        sinks: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> Tensor:
+        newest = self._newest if self._newest is not None else plan
+        return super().forward(query, cache, newest, out, sinks=sinks, lse=lse)
+
+
+@mutant(
+    "gathered_keys_kept",
+    "Gathered keys and values are used again for a sequence with the same blocks and length.",
+)
+class _GatheredKeysKept(PlainBackend):
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._kept: dict[tuple[object, ...], Tensor] = {}
+
+    def gather(self, stored: Tensor, sequence: PlannedSequence, keys_at: Tensor) -> Tensor:
+        name = (stored.data_ptr(), tuple(sequence.block_ids.tolist()), tuple(keys_at.tolist()))
+        if name not in self._kept:
+            self._kept[name] = super().gather(stored, sequence, keys_at)
+        return self._kept[name]
+
+
+@dataclass
+class _PlanWithCache(PlainPlan):
+    """A plan that remembers the cache of the first layer.
+
+    Attributes:
+        cache: None before the first layer.
+    """
+
+    cache: KVCache | None = None
+
+
+@mutant("cache_of_the_first_layer", "All layers of a step read the cache of the first one.")
+class _CacheOfTheFirstLayer(PlainBackend):
+    def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> AttentionPlan:
+        return _PlanWithCache(own_plan(super().plan(batch, into)).sequences)
+
+    def forward(
+        self,
+        query: Tensor,
+        cache: KVCache,
+        plan: AttentionPlan,
+        out: Tensor,
+        *,
+        sinks: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> Tensor:
+        if isinstance(plan, _PlanWithCache):
+            plan.cache = plan.cache or cache
+            cache = plan.cache
+        return super().forward(query, cache, plan, out, sinks=sinks, lse=lse)
+
+
+@mutant(
+    "plan_used_up_by_forward",
+    "A plan serves one forward; for the next layer it has no sequences left.",
+)
+class _PlanUsedUpByForward(PlainBackend):
+    def forward(
+        self,
+        query: Tensor,
+        cache: KVCache,
+        plan: AttentionPlan,
+        out: Tensor,
+        *,
+        sinks: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> Tensor:
+        super().forward(query, cache, plan, out, sinks=sinks, lse=lse)
+        own_plan(plan).sequences = ()
+        return out
+
+
+@mutant(
+    "workspace_not_cleared",
+    "Sums begin with what an earlier sum of the same shape left in the workspace.",
+    ("flashinfer#1046",),
+)
+class _WorkspaceNotCleared(PlainBackend):
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._workspace: dict[torch.Size, Tensor] = {}
+
+    def weighted_sum(self, weights: Tensor, values: Tensor) -> Tensor:
+        total = super().weighted_sum(weights, values)
+        if total.shape in self._workspace:
+            total = total + self._workspace[total.shape]
+        self._workspace[total.shape] = total
+        return total
+
+
+@mutant(
+    "lengths_of_replayed_plan_stay",
+    "A plan that is updated in place keeps its lengths and is given the new blocks only.",
+    ("flashinfer#4002", "TensorRT-LLM#18769", "TensorRT-LLM#18443"),
+)
+class _LengthsOfReplayedPlanStay(PlainBackend):
+    @classmethod
+    def capabilities(cls, device: torch.device) -> Capabilities:
+        return replace(super().capabilities(device), cuda_graphs=True)
+
+    def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> AttentionPlan:
+        old = own_plan(into).sequences if into is not None else ()
+        plan = own_plan(super().plan(batch, into))
+        if old:
+            plan.sequences = tuple(
+                replace(new, num_tokens=min(before.num_tokens, new.num_tokens))
+                for new, before in zip(plan.sequences, old, strict=True)
+            )
+        return plan
+
+
+@mutant(
+    "replayed_plan_is_not_updated",
+    "A plan that is to be updated in place is left as it was and a new one returned.",
+    ("TensorRT-LLM#18769", "TensorRT-LLM#18443"),
+)
+class _ReplayedPlanIsNotUpdated(PlainBackend):
+    @classmethod
+    def capabilities(cls, device: torch.device) -> Capabilities:
+        return replace(super().capabilities(device), cuda_graphs=True)
+
+    def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> AttentionPlan:
+        return super().plan(batch)

@@ -1,0 +1,178 @@
+"""Looks for a case in which a backend breaks a law, and makes it small."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import hypothesis
+from hypothesis import HealthCheck, Phase
+from hypothesis.errors import Flaky, HypothesisWarning
+
+from .axes import Axes
+from .cases import AttentionCase
+from .laws import Law
+from .strategies import cases
+from .subject import Subject
+
+#: Shrinking ends after this many seconds, with the smallest case found so far.
+SHRINK_SECONDS = 20.0
+
+
+@dataclass
+class Search:
+    """What was found so far.
+
+    Attributes:
+        examples: cases tried, not counting those of shrinking.
+        max_error: largest error as a share of its bound.
+        case: the smallest failing case; None while all hold.
+        violation: what it shows.
+        flaky: whether a case failed once and then did not.
+    """
+
+    examples: int = 0
+    max_error: float = 0.0
+    case: AttentionCase | None = None
+    violation: Exception | None = None
+    flaky: bool = False
+    _failed_at: float = field(default=0.0, repr=False)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a case failed."""
+        return self.violation is not None
+
+    def attempt(self, law: Law, subject: Subject, case: AttentionCase) -> None:
+        """Try one case and remember what came of it.
+
+        Raises:
+            Exception: whatever the law or the backend raised.
+        """
+        if not self.failed:
+            self.examples += 1
+        try:
+            self.max_error = max(self.max_error, law.check(subject, case))
+        except Exception as violation:
+            if not self.failed:
+                self._failed_at = time.monotonic()
+            self.case, self.violation = case, violation
+            raise
+
+    @property
+    def shrunk_enough(self) -> bool:
+        """Whether the time for shrinking is over."""
+        return self.failed and time.monotonic() - self._failed_at > SHRINK_SECONDS
+
+
+def search(
+    law: Law,
+    subject: Subject,
+    axes: Axes,
+    *,
+    examples: int,
+    seconds: float,
+    seed: int,
+    first: Iterable[AttentionCase] = (),
+    seen: Callable[[AttentionCase], None] = lambda case: None,
+    shrink: bool = True,
+) -> Search:
+    """Try a law on many cases.
+
+    Args:
+        law: what should hold.
+        subject: the backend.
+        axes: what cases may vary in.
+        examples: most random cases.
+        seconds: no new random case is begun after that long.
+        seed: of the random cases.
+        first: cases that are tried before the random ones, all of them.
+        seen: called with every case that is tried, until one fails.
+        shrink: whether a failing case is made small.
+    """
+    found = Search()
+    for case in _fitting(law, first):
+        seen(case)
+        try:
+            found.attempt(law, subject, case)
+        except Exception:
+            return _smaller(law, subject, axes, found, seed) if shrink else found
+    _random_cases(law, subject, axes, found, examples, seconds, seed, seen, shrink)
+    return found
+
+
+def _fitting(law: Law, candidates: Iterable[AttentionCase]) -> Iterator[AttentionCase]:
+    tried = set()
+    for case in candidates:
+        fitted = law.fit(case)
+        if law.kind == "one" and not fitted.sequences:
+            continue
+        if law.kind == "decode" and any(shape.query_len != 1 for shape in fitted.sequences):
+            continue
+        if fitted not in tried:
+            tried.add(fitted)
+            yield fitted
+
+
+def _smaller(law: Law, subject: Subject, axes: Axes, found: Search, seed: int) -> Search:
+    """A directed case failed: look for a smaller random one for a short while."""
+    smaller = Search(examples=found.examples)
+    _random_cases(law, subject, axes, smaller, 200, 10.0, seed, lambda case: None)
+    smaller.max_error = max(smaller.max_error, found.max_error)
+    if not smaller.failed:
+        found.max_error = smaller.max_error
+        return found
+    smaller.examples = found.examples
+    return smaller
+
+
+def _random_cases(
+    law: Law,
+    subject: Subject,
+    axes: Axes,
+    found: Search,
+    examples: int,
+    seconds: float,
+    seed: int,
+    seen: Callable[[AttentionCase], None],
+    shrink: bool = True,
+) -> None:
+    if examples < 1:
+        return
+    deadline = time.monotonic() + seconds
+
+    def attempt(case: AttentionCase) -> None:
+        case = law.fit(case)
+        if found.failed:
+            if case == found.case and found.violation is not None:
+                raise found.violation
+            if found.shrunk_enough:
+                return
+        elif time.monotonic() > deadline:
+            return
+        else:
+            seen(case)
+        found.attempt(law, subject, case)
+
+    test = hypothesis.given(cases(axes, law.kind))(attempt)
+    test = hypothesis.settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        print_blob=False,
+        report_multiple_bugs=False,
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )(test)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HypothesisWarning)
+            hypothesis.seed(seed)(test)()
+    except Flaky:
+        found.flaky = True
+    except Exception:
+        if not found.failed:
+            raise

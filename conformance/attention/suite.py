@@ -1,0 +1,355 @@
+"""Runs all laws on a backend and reports what held."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from ...core.attention import Capabilities, dtype_name
+from ...core.errors import ConfigError
+from ...plugins.validation import did_you_mean
+from ..environment import device_name, origin_of, versions
+from ..results import PropertyResult, Report, Status, uncovered
+from .axes import SCALES, Axes, value_name
+from .cases import AttentionCase
+from .coverage import Coverage
+from .laws import Law
+from .laws_bitwise import BITWISE_LAWS
+from .laws_composition import COMPOSITION_LAWS
+from .laws_meaning import MEANING_LAWS
+from .laws_memory import MEMORY_LAWS
+from .refusals import CAPABILITY_LAWS
+from .reproducer import reproducer_name, write_reproducer
+from .search import Search, search
+from .strategies import directed_cases, plain_case
+from .subject import LawViolation, Subject, attend
+
+T = TypeVar("T")
+
+#: Every law, in the order in which they are tried.
+ALL_LAWS: tuple[Law, ...] = (
+    *CAPABILITY_LAWS,
+    *MEANING_LAWS,
+    *MEMORY_LAWS,
+    *BITWISE_LAWS,
+    *COMPOSITION_LAWS,
+)
+#: Laws that one case says everything about.
+ONCE = ("refusals", "declared", "large_addresses")
+#: Laws that are tried on the fixed cases before the random ones.
+DIRECTED = ("meaning", "lse")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Size of a run.
+
+    Attributes:
+        examples: random cases of each law and dtype.
+        seconds: no new random case of a law and dtype is begun after that long.
+        scale: size of the cases.
+    """
+
+    examples: int
+    seconds: float
+    scale: str
+
+
+PROFILES: Mapping[str, Profile] = {
+    "quick": Profile(examples=60, seconds=1.5, scale="small"),
+    "full": Profile(examples=400, seconds=60.0, scale="large"),
+    "soak": Profile(examples=20_000, seconds=3600.0, scale="large"),
+}
+#: A backend that takes longer than this for a batch of three short sequences gets tiny cases.
+SLOW_SECONDS = 0.15
+
+
+@dataclass(frozen=True)
+class SuiteOptions:
+    """What to run.
+
+    Attributes:
+        profile: one of ``PROFILES``.
+        seed: of all random cases.
+        only: axis to values that it is narrowed to.
+        laws: names of the laws to try; empty is all.
+        scale: one of ``SCALES``; None is the profile's, or tiny for a slow backend.
+        jobs: processes that laws are shared among.
+        reproducers: directory for the files that show failures; None writes none.
+        command: what the user typed, for the report.
+    """
+
+    profile: str = "quick"
+    seed: int = 0
+    only: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    laws: tuple[str, ...] = ()
+    scale: str | None = None
+    jobs: int = 1
+    reproducers: Path | None = None
+    command: str = ""
+
+
+class SuiteObserver:
+    """Is told how a run goes on; does nothing by itself."""
+
+    def started(self, law: str, variant: str, planned: int) -> None:
+        """A law is about to be tried on ``planned`` random cases."""
+
+    def progressed(self, law: str, variant: str, examples: int) -> None:
+        """So many cases have been tried."""
+
+    def finished(self, result: PropertyResult) -> None:
+        """A law has been tried."""
+
+
+def run_suite(
+    subject: Subject, options: SuiteOptions, observer: SuiteObserver | None = None
+) -> Report:
+    """Try every law on a backend, dtype by dtype.
+
+    Raises:
+        ConfigError: a profile, scale, law, axis or value is unknown; or the backend cannot run on
+            the device at all.
+    """
+    observer = observer or SuiteObserver()
+    run = SuiteRun.prepare(subject, options)
+    if options.jobs > 1:
+        from .parallel import run_parallel
+
+        results = run_parallel(run, observer)
+    else:
+        results = [run.property(law, dtype, observer) for law, dtype in run.properties()]
+    return run.report(results)
+
+
+@dataclass(frozen=True)
+class SuiteRun:
+    """A run that is ready to go.
+
+    Attributes:
+        subject, options: what to run on what.
+        profile: sizes.
+        axes: what cases may vary in.
+        laws: laws to try.
+        coverage: counts examples; shared by all properties of the process.
+    """
+
+    subject: Subject
+    options: SuiteOptions
+    profile: Profile
+    axes: Axes
+    laws: tuple[Law, ...]
+    coverage: Coverage
+
+    @staticmethod
+    def prepare(subject: Subject, options: SuiteOptions) -> SuiteRun:
+        """Check the options and find out how fast the backend is."""
+        capabilities = subject.capabilities
+        _refuse_unusable(subject, capabilities)
+        profile = _named("profile", options.profile, PROFILES)
+        by_name = {law.name: law for law in ALL_LAWS}
+        laws = tuple(_named("law", name, by_name) for name in options.laws)
+        scale = options.scale or profile.scale
+        axes = Axes.of(capabilities, _named("scale", scale, SCALES)).narrowed(options.only)
+        if options.scale is None and _seconds_of_probe(subject, axes) > SLOW_SECONDS:
+            scale = "tiny"
+            axes = replace(axes, scale=SCALES[scale])
+        return SuiteRun(
+            subject=subject,
+            options=options,
+            profile=replace(profile, scale=scale),
+            axes=axes,
+            laws=laws or ALL_LAWS,
+            coverage=Coverage(axes, capabilities),
+        )
+
+    def properties(self) -> Iterator[tuple[Law, torch.dtype]]:
+        """Every law with every dtype; those that do not depend on the dtype once."""
+        for law in self.laws:
+            for dtype in self.axes.dtype:
+                yield law, dtype
+                if law.name in ("refusals", "declared"):
+                    break
+
+    def property(self, law: Law, dtype: torch.dtype, observer: SuiteObserver) -> PropertyResult:
+        """Try one law with one dtype."""
+        variant = dtype_name(dtype)
+        started = time.perf_counter()
+        reason = law.not_claimed(self.subject.capabilities, dtype)
+        if reason is not None:
+            result = PropertyResult(
+                law.name, law.title(), variant, Status.NOT_CLAIMED, reason=reason
+            )
+            observer.finished(result)
+            return result
+        axes = replace(self.axes, dtype=(dtype,))
+        once = law.name in ONCE
+        planned = 0 if once else self.profile.examples * law.weight
+        observer.started(law.name, variant, planned)
+        tried = 0
+
+        def seen(case: AttentionCase) -> None:
+            nonlocal tried
+            tried += 1
+            self.coverage.add(case, law.name)
+            observer.progressed(law.name, variant, tried)
+
+        with few_threads(axes):
+            found = search(
+                law,
+                self.subject,
+                axes,
+                examples=planned,
+                seconds=self.profile.seconds * law.weight,
+                seed=zlib.crc32(f"{self.options.seed} {law.name} {variant}".encode()),
+                first=self._first_cases(law, axes, once),
+                seen=seen,
+            )
+        result = self._result(law, variant, found, time.perf_counter() - started)
+        observer.finished(result)
+        return result
+
+    def uncovered_by_directed_cases(self) -> tuple[str, ...]:
+        """Declared values that none of the fixed cases has, as ``axis=value``."""
+        coverage = Coverage(self.axes, self.subject.capabilities)
+        for dtype in self.axes.dtype:
+            for case in directed_cases(replace(self.axes, dtype=(dtype,))):
+                coverage.add(case, "lse")
+        return uncovered(coverage.table())
+
+    def _first_cases(self, law: Law, axes: Axes, once: bool) -> Iterator[AttentionCase]:
+        if once:
+            yield plain_case(axes)
+        elif law.name in DIRECTED:
+            yield from directed_cases(axes)
+
+    def _result(self, law: Law, variant: str, found: Search, seconds: float) -> PropertyResult:
+        measured = found.max_error if found.max_error > 0 else None
+        if not found.failed or found.case is None or found.violation is None:
+            return PropertyResult(
+                law.name, law.title(), variant, Status.PASSED, found.examples, measured, seconds
+            )
+        reason = _reason(found)
+        return PropertyResult(
+            law=law.name,
+            title=law.title(),
+            variant=variant,
+            status=Status.FAILED,
+            examples=found.examples,
+            max_error=measured,
+            seconds=seconds,
+            reason=reason,
+            case=str(found.case),
+            reproducer=self._reproducer(law, variant, found.case, found.violation),
+        )
+
+    def _reproducer(self, law: Law, variant: str, case: AttentionCase, violation: Exception) -> str:
+        directory = self.options.reproducers
+        if directory is None:
+            return ""
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / reproducer_name(law, self.subject.backend.name, case.spec.dtype, case)
+        if not isinstance(violation, LawViolation):
+            violation = LawViolation(
+                f"{type(violation).__name__}: {violation}", self.subject.build(case)
+            )
+        write_reproducer(path, law, self.subject, case, violation)
+        return str(path)
+
+    def report(self, results: Sequence[PropertyResult]) -> Report:
+        """All results, with what they depend on."""
+        options = self.options
+        only = {axis: tuple(values) for axis, values in options.only.items()}
+        if options.laws:
+            only["law"] = options.laws
+        return Report(
+            suite="attention",
+            part=self.subject.backend.name,
+            origin=origin_of(self.subject.backend),
+            profile=f"{options.profile}, {self.profile.scale} cases",
+            device=device_name(self.subject.device),
+            seed=options.seed,
+            only=only,
+            command=options.command,
+            versions=versions(),
+            results=tuple(results),
+            coverage={} if options.laws else self.coverage.table(),
+            capabilities=described(self.subject.capabilities),
+        )
+
+
+def _refuse_unusable(subject: Subject, capabilities: Capabilities) -> None:
+    name = subject.backend.name
+    if capabilities.missing is not None:
+        raise ConfigError(f"attention backend {name!r} cannot run here: {capabilities.missing}")
+    if subject.device.type not in capabilities.device_types:
+        supported = ", ".join(sorted(capabilities.device_types))
+        raise ConfigError(
+            f"attention backend {name!r} does not support --device {subject.device.type} "
+            f"(supported: {supported})"
+        )
+
+
+def _named(kind: str, name: str, known: Mapping[str, T]) -> T:
+    if name not in known:
+        raise ConfigError(
+            f"--{kind} {name!r} is unknown{did_you_mean(name, known)} (known: {', '.join(known)})"
+        )
+    return known[name]
+
+
+@contextmanager
+def few_threads(axes: Axes) -> Iterator[None]:
+    """One thread where tensors are so small that handing them to others takes longer."""
+    threads = torch.get_num_threads()
+    if axes.scale is not SCALES["large"]:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _seconds_of_probe(subject: Subject, axes: Axes) -> float:
+    """Time of one plain batch, compilation not counted; 0 if the backend fails at it."""
+    case = plain_case(axes)
+    try:
+        data = subject.build(case)
+        instance = subject.instance(data)
+        attend(instance, data)
+        started = time.perf_counter()
+        attend(instance, data)
+    except Exception:
+        # A law will say what is wrong; the time does not matter then.
+        return 0.0
+    return time.perf_counter() - started
+
+
+def _reason(found: Search) -> str:
+    violation = found.violation
+    text = str(violation)
+    if not isinstance(violation, LawViolation):
+        text = f"{type(violation).__name__}: {violation}"
+    if found.flaky:
+        text += " (the failure did not repeat: the backend is not deterministic)"
+    return text
+
+
+def described(capabilities: Capabilities) -> dict[str, str]:
+    """The declared capabilities in words, for reports."""
+    words = {}
+    for one in fields(capabilities):
+        value = getattr(capabilities, one.name)
+        if isinstance(value, frozenset):
+            value = ", ".join(sorted(value_name(item) for item in value)) or "none"
+        elif isinstance(value, bool):
+            value = "yes" if value else "no"
+        words[one.name] = str(value)
+    return words
