@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ..core.errors import JackfieldError
 from ..core.sampling_params import SamplingParams
@@ -24,6 +27,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+conformance = typer.Typer(
+    name="conformance",
+    help="Prove that a part keeps its contract: laws tried on many random cases.",
+    no_args_is_help=True,
+)
+app.add_typer(conformance)
 
 SAMPLING = "Sampling"
 NumCompletions = Annotated[
@@ -182,6 +192,95 @@ def explain(
     raise typer.Exit(run_explain({**flags, "model": model}, config, json_output))
 
 
+@conformance.command("attention")
+def conformance_attention(
+    backend: Annotated[
+        str, typer.Option(help="Registered name, or package.module:ClassName.", metavar="NAME")
+    ],
+    backend_options: Annotated[
+        str | None, typer.Option(help="The backend's options.", metavar="JSON")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    profile: Annotated[str, typer.Option(help="Size of the run: quick, full or soak.")] = "quick",
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Only this dtype; may be repeated.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AXIS=VALUE,VALUE",
+            help="Only these values of an axis, such as head_size=64,128 or alibi=on; may be "
+            "repeated.",
+        ),
+    ] = None,
+    law: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this law (see `conformance laws`); may be repeated."),
+    ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            help="Size of the cases: tiny, small or large. Default: the profile's; tiny for a "
+            "slow backend."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random cases.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the laws.")] = 1,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the report as JSON.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Write the report as Markdown.")
+    ] = None,
+    reproducers: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a file for each failure that shows it alone."),
+    ] = None,
+) -> None:
+    """Try an attention backend. Status 0: all it claims holds; 1: not; 2: bad input."""
+    with _bad_input():
+        from .cli_conformance import AttentionRun, run_attention
+
+        asked = AttentionRun(
+            backend=backend,
+            backend_options=backend_options,
+            device=device,
+            profile=profile,
+            seed=seed,
+            dtypes=tuple(dtype or ()),
+            only=tuple(only or ()),
+            laws=tuple(law or ()),
+            scale=scale,
+            jobs=jobs,
+            reproducers=reproducers,
+            report=report,
+            markdown=markdown,
+        )
+        raise typer.Exit(run_attention(asked))
+
+
+@conformance.command("laws")
+def conformance_laws() -> None:
+    """List the laws of the attention suite, each with its text."""
+    with _bad_input():
+        from .cli_conformance import run_laws
+
+        raise typer.Exit(run_laws())
+
+
+@conformance.command("diff")
+def conformance_diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD.json", help="The earlier report.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW.json", help="The later report.")],
+    json_output: Json = False,
+) -> None:
+    """Compare two reports. Status 0: nothing became worse; 1: something did; 2: bad input."""
+    with _bad_input():
+        from .cli_conformance import run_diff
+
+        raise typer.Exit(run_diff(old, new, json_output))
+
+
 @app.command()
 def version() -> None:
     """Print the version of Jackfield and of what it stands on."""
@@ -207,19 +306,26 @@ def main() -> None:
         configure_logging(os.environ, application=True)
         app()
     except JackfieldError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"[bold red]error:[/] {_escape(str(error))}"
-        )
+        _tell(error)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
 
 
-def _escape(text: str) -> str:
-    from rich.markup import escape
+@contextmanager
+def _bad_input() -> Iterator[None]:
+    """Our errors are status 2 where 1 says what was found."""
+    try:
+        yield
+    except JackfieldError as error:
+        _tell(error)
+        raise typer.Exit(2) from error
 
-    return escape(text)
+
+def _tell(error: JackfieldError) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[bold red]error:[/] {escape(str(error))}")
 
 
 if __name__ == "__main__":

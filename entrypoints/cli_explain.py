@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ..conformance.published import published_lines
 from ..core.attention import AttentionSpec
 from ..core.errors import PluginError
 from ..core.model import ModelConfig
@@ -38,7 +39,9 @@ def run_explain(flags: Mapping[str, Any], config: Path | None, json_output: bool
     device = resolve_device(options.device)
     model_config = read_model_config(locate(options.model, options.load_format, options.revision))
     specs = _specs(host, model_config, resolve_dtype(options.dtype, model_config, device))
-    explanation = explain(host, model_config, specs, options, settings.origins, device)
+    explanation = explain(
+        host, model_config, specs, options, settings.origins, device, _conformance(host)
+    )
     _show(explanation, json_output)
     return 0 if explanation.ok else 1
 
@@ -50,6 +53,15 @@ def _specs(host: PluginHost, config: ModelConfig, dtype: torch.dtype) -> list[At
         return [] if entry is None else attention_specs_of(entry.load(), config, dtype)
     except PluginError:
         return []
+
+
+def _conformance(host: PluginHost) -> dict[tuple[PartKind, str], tuple[str, ...]]:
+    """What is published about each part that there is a conformance suite for."""
+    kind = PartKind.ATTENTION_BACKEND
+    return {
+        (kind, entry.name): published_lines("attention", entry.name, entry.path)
+        for entry in host.registry.entries(kind)
+    }
 
 
 def _show(report: Explanation | PluginReport, json_output: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -52,6 +52,8 @@ class PartVerdict:
         origin: who registered it.
         target: its class, as ``package.module:ClassName``.
         options: the fields of its options.
+        conformance: what published conformance reports say about it, one line each; empty if
+            nobody looked.
     """
 
     kind: PartKind
@@ -61,6 +63,7 @@ class PartVerdict:
     origin: Origin
     target: str
     options: tuple[FieldHelp, ...] = ()
+    conformance: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,7 @@ def explain(
     options: EngineOptions,
     origins: Mapping[str, str],
     device: torch.device,
+    conformance: Mapping[tuple[PartKind, str], tuple[str, ...]] | None = None,
 ) -> Explanation:
     """Judge every registered part for a model with these settings.
 
@@ -183,6 +187,7 @@ def explain(
         options: the settings.
         origins: where each setting comes from.
         device: where the model would run.
+        conformance: what published reports say about parts, by kind and name.
     """
     problems: list[str] = []
     attention, block_size = _attention(host, specs, options, device, problems)
@@ -193,6 +198,8 @@ def explain(
         parts += _named(host, kind, wanted, values, problems)
     parts += _models(host, config.architecture, problems)
     parts += _contested(host)
+    told = conformance or {}
+    parts = [replace(part, conformance=told.get((part.kind, part.name), ())) for part in parts]
     values = options.model_dump()
     return Explanation(
         architecture=config.architecture,

@@ -79,6 +79,7 @@ def _part_cells(part: PartVerdict) -> Iterable[str]:
     why = list(part.reasons)
     if part.options:
         why.append(f"options: {'; '.join(map(str, part.options))}")
+    why += [f"conformance: {line}" for line in part.conformance]
     colour = _COLOURS[part.verdict]
     return (
         part.kind.label,

@@ -9,15 +9,24 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = ("core", "backends", "schedulers", "models", "plugins", "conformance", "entrypoints")
+FOLDERS = (
+    "core",
+    "backends",
+    "schedulers",
+    "models",
+    "plugins",
+    "conformance",
+    "entrypoints",
+    "docs/conformance",
+)
 
 
-def test_wheel_has_every_module(repository: Path, tmp_path: Path) -> None:
+def test_wheel_has_every_module_and_report(repository: Path, tmp_path: Path) -> None:
     """A folder that is missing in pyproject.toml would be left out silently."""
     if not (repository / ".git").exists():
         pytest.skip("not a git checkout")
     tracked = subprocess.run(
-        ["git", "ls-files", "--", "*.py", "py.typed"],
+        ["git", "ls-files", "--", "*.py", "py.typed", "docs/conformance/*.json"],
         cwd=repository,
         check=True,
         capture_output=True,
@@ -31,6 +40,11 @@ def test_wheel_has_every_module(repository: Path, tmp_path: Path) -> None:
         target = source / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((repository / name).read_bytes())
+    # Whatever reports are committed, one that is added travels as well.
+    added = "docs/conformance/added.json"
+    (source / added).parent.mkdir(parents=True, exist_ok=True)
+    (source / added).write_text("{}")
+    expected.add(f"jackfield/{added}")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     subprocess.run(
         [*command, "--quiet", "--wheel-dir", str(tmp_path), str(source)],

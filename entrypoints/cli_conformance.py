@@ -1,0 +1,232 @@
+"""``jackfield conformance``: runs a suite, lists its laws, compares two reports."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+
+from ..conformance.diff import compare, diff_to_json, render_diff
+from ..conformance.report import read_report, to_json
+from ..conformance.report_text import law_table, render, to_markdown
+from ..conformance.resolve import part_class
+from ..conformance.results import Report, Status
+from ..core.attention import AttentionBackend
+from ..core.errors import ConfigError
+from ..plugins.discovery import discover
+from ..plugins.registry import PartKind
+from ..plugins.selection import validate_options
+from .interrupts import deferred_interrupt
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class AttentionRun:
+    """What the command line asks for, as typed.
+
+    Attributes:
+        backend: registered name, or ``package.module:ClassName``.
+        backend_options: JSON object; None is none.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        profile, seed, laws, scale, jobs, reproducers: as in ``SuiteOptions``.
+        dtypes: values of the axis ``dtype``.
+        only: ``AXIS=VALUE,VALUE`` each.
+        report, markdown: files to write; None writes none.
+    """
+
+    backend: str
+    backend_options: str | None = None
+    device: str = "auto"
+    profile: str = "quick"
+    seed: int = 0
+    dtypes: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    laws: tuple[str, ...] = ()
+    scale: str | None = None
+    jobs: int = 1
+    reproducers: Path | None = None
+    report: Path | None = None
+    markdown: Path | None = None
+
+
+def run_attention(asked: AttentionRun) -> int:
+    """Try an attention backend. The exit status is 0 if all that it claims holds and was exercised,
+    1 if not, 130 if Ctrl-C ended the run.
+
+    Raises:
+        ConfigError: anything asked for is unknown or malformed, or Hypothesis is not installed.
+        PluginError: the backend is unknown, contested or broken.
+    """
+    _require_hypothesis()
+    from ..conformance.attention.subject import Subject
+    from ..conformance.attention.suite import SuiteOptions, run_suite
+    from .cli_conformance_progress import SuiteProgress
+    from .llm_engine import resolve_device
+
+    backend = find_backend(asked.backend)
+    values = parse_backend_options(asked.backend_options)
+    kind = PartKind.ATTENTION_BACKEND
+    options = SuiteOptions(
+        profile=asked.profile,
+        seed=asked.seed,
+        only=parse_only([*asked.only, *(f"dtype={dtype}" for dtype in asked.dtypes)]),
+        laws=tuple(dict.fromkeys(asked.laws)),
+        scale=asked.scale,
+        jobs=asked.jobs,
+        reproducers=asked.reproducers,
+        command=shlex.join(["jackfield", *sys.argv[1:]]),
+    )
+    subject = Subject(
+        backend,
+        resolve_device(asked.device),
+        validate_options(kind, backend.name, backend, values),
+    )
+    for path in (asked.report, asked.markdown):
+        _prepare(path)
+    with deferred_interrupt() as interrupt, SuiteProgress(interrupt) as progress:
+        try:
+            report = run_suite(subject, options, progress)
+        except (KeyboardInterrupt, Exception) as error:
+            # A process of the run may have died of the same Ctrl-C, with an error of its own.
+            if isinstance(error, Exception) and not interrupt.pressed:
+                raise
+            progress.stop()
+            _show(law_table(progress.results, f"attention conformance of {backend.name}, so far"))
+            _say("interrupted: these laws were tried, no report is written")
+            return INTERRUPTED
+    _show(render(report))
+    _write(asked, report)
+    return 0 if report.ok else 1
+
+
+def run_laws() -> int:
+    """Print every law of the attention suite with its text."""
+    _require_hypothesis()
+    from ..conformance.attention.suite import ALL_LAWS
+
+    console = Console(highlight=False)
+    for law in ALL_LAWS:
+        console.print(f"[bold]{escape(law.name)}[/]")
+        # Joined lines, because the terminal is as wide as it is.
+        for paragraph in inspect.cleandoc(law.__doc__ or "").replace("``", "`").split("\n\n"):
+            console.print(Padding(escape(" ".join(paragraph.split())), (0, 0, 1, 2)))
+    return 0
+
+
+def run_diff(old: Path, new: Path, json_output: bool) -> int:
+    """Compare two reports; the exit status is 1 if anything became worse.
+
+    Raises:
+        ConfigError: a file is no report, or the reports are of different suites.
+    """
+    diff = compare(read_report(old), read_report(new))
+    if json_output:
+        print(diff_to_json(diff))
+    else:
+        _show(render_diff(diff))
+    return 0 if diff.ok else 1
+
+
+def find_backend(name: str) -> type[AttentionBackend]:
+    """The attention backend of a registered name, or of ``package.module:ClassName``.
+
+    A class need not be registered; its module may also lie in the current directory.
+
+    Raises:
+        PluginError: the name is unknown, contested, or what it stands for is no attention backend.
+    """
+    if ":" in name and str(Path.cwd()) not in sys.path:
+        # At the end, so that nothing there hides an installed module. It stays, because a backend
+        # imports its library only when it is asked for its capabilities.
+        sys.path.append(str(Path.cwd()))
+    return part_class(discover(), PartKind.ATTENTION_BACKEND, name)
+
+
+def parse_only(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Axis to values, of items such as ``head_size=64,128``; an axis may come several times.
+
+    Raises:
+        ConfigError: an item has another form.
+    """
+    only: dict[str, dict[str, None]] = {}
+    for item in items:
+        axis, _, listed = item.partition("=")
+        values = [value.strip() for value in listed.split(",")]
+        if not axis.strip() or not all(values):
+            raise ConfigError(
+                f"--only {item!r} is malformed: write AXIS=VALUE,VALUE, such as head_size=64,128"
+            )
+        only.setdefault(axis.strip(), {}).update(dict.fromkeys(values))
+    return {axis: tuple(values) for axis, values in only.items()}
+
+
+def parse_backend_options(text: str | None) -> Mapping[str, Any]:
+    """The options of a backend, of a JSON object.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if text is None:
+        return {}
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        values, why = None, f" ({error})"
+    else:
+        why = ""
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"--backend-options {text!r} is wrong: it must be a JSON object such as "
+            f'{{"field": 1}}{why}'
+        )
+    return values
+
+
+def _require_hypothesis() -> None:
+    if importlib.util.find_spec("hypothesis") is None:
+        raise ConfigError(
+            "the conformance suites need Hypothesis, which is not installed: "
+            "pip install 'jackfield[conformance]'"
+        )
+
+
+def _prepare(path: Path | None) -> None:
+    """Find out before a long run whether a file can be written after it."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be written: {error}") from error
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{str(path)!r} cannot be written: give the path of a file")
+
+
+def _write(asked: AttentionRun, report: Report) -> None:
+    if asked.report is not None:
+        asked.report.write_text(to_json(report), encoding="utf-8")
+    if asked.markdown is not None:
+        asked.markdown.write_text(to_markdown(report), encoding="utf-8")
+    failed = any(result.status is Status.FAILED for result in report.results)
+    if failed and asked.reproducers is None:
+        _say("--reproducers DIR writes a file for each failure that shows it alone")
+
+
+def _show(what: RenderableType) -> None:
+    Console(highlight=False).print(what)
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(escape(text))
