@@ -81,7 +81,7 @@ def law_table(results: Iterable[PropertyResult], title: str) -> RenderableType:
     """One row per law, one column per variant, for a ``rich`` console."""
     grid = _Grid.of(results)
     table = Table()
-    table.add_column("law", overflow="fold")
+    table.add_column("law", no_wrap=True)
     for heading in grid.headings:
         table.add_column(escape(heading), overflow="fold")
     for law, row in grid.rows.items():

@@ -268,6 +268,33 @@ def conformance_laws() -> None:
         raise typer.Exit(run_laws())
 
 
+@conformance.command("mutants")
+def conformance_mutants(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[MUTANT]...", help="Default: all.")
+    ] = None,
+    all_laws: Annotated[
+        bool, typer.Option("--all-laws", help="Find every law that notices, not just the first.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the mutants.")] = 1,
+    earlier: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.md",
+            help="Table of an earlier run: the law that it names for a mutant is tried first.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Write the table as Markdown.")
+    ] = None,
+) -> None:
+    """Try the suite on broken backends. Status 0: all are caught; 1: not; 2: bad input."""
+    with _bad_input():
+        from .cli_conformance import run_mutants
+
+        raise typer.Exit(run_mutants(names or (), all_laws, jobs, earlier, output))
+
+
 @conformance.command("diff")
 def conformance_diff(
     old: Annotated[Path, typer.Argument(metavar="OLD.json", help="The earlier report.")],

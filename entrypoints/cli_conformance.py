@@ -8,14 +8,16 @@ import json
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
+from tqdm import tqdm
 
 from ..conformance.diff import compare, diff_to_json, render_diff
 from ..conformance.report import read_report, to_json
@@ -28,6 +30,9 @@ from ..plugins.discovery import discover
 from ..plugins.registry import PartKind
 from ..plugins.selection import validate_options
 from .interrupts import deferred_interrupt
+
+if TYPE_CHECKING:
+    from ..conformance.attention.hunt import Kill
 
 INTERRUPTED = 130
 
@@ -70,6 +75,7 @@ def run_attention(asked: AttentionRun) -> int:
         PluginError: the backend is unknown, contested or broken.
     """
     _require_hypothesis()
+    from ..conformance.attention.axes import parse_only
     from ..conformance.attention.subject import Subject
     from ..conformance.attention.suite import SuiteOptions, run_suite
     from .cli_conformance_progress import SuiteProgress
@@ -125,6 +131,56 @@ def run_laws() -> int:
     return 0
 
 
+def run_mutants(
+    names: Sequence[str], all_laws: bool, jobs: int, earlier: Path | None, output: Path | None
+) -> int:
+    """Try the suite on deliberately broken backends; the exit status is 0 if it catches them all.
+
+    Args:
+        names: of the mutants; none is all.
+        all_laws: go on after the first law that notices.
+        jobs: processes.
+        earlier: table of an earlier run; the law that it names for a mutant is tried first.
+        output: where the table goes; None writes none.
+
+    Raises:
+        ConfigError: a name is unknown, or Hypothesis is not installed.
+    """
+    _require_hypothesis()
+    from ..conformance.attention.hunt import hints_of, hunt, mutants_named, to_markdown
+
+    mutants = mutants_named(names)
+    hints = hints_of(_text_of(earlier)) if earlier is not None else {}
+    _prepare(output)
+    with tqdm(total=len(mutants), unit="mutant", disable=not sys.stderr.isatty()) as bar:
+
+        def told(kill: Kill) -> None:
+            bar.update()
+            if not kill.killed:
+                bar.write(f"{kill.mutant}: caught by nothing in {kill.examples} cases")
+
+        kills = hunt(mutants, all_laws=all_laws, jobs=jobs, hints=hints, report=told)
+    if output is not None:
+        command = shlex.join(["jackfield", *sys.argv[1:]])
+        output.write_text(to_markdown(kills, command), encoding="utf-8")
+    laws = Counter(law.partition(" ")[0] for kill in kills for law in kill.caught_by)
+    killed = sum(kill.killed for kill in kills)
+    slowest = max(kills, key=lambda kill: kill.seconds)
+    _show(", ".join(f"{law}: {count}" for law, count in laws.most_common()))
+    _show(
+        f"{killed} of {len(kills)} mutants caught; the slowest in {slowest.seconds:.1f} s "
+        f"({slowest.mutant})"
+    )
+    return 0 if killed == len(kills) else 1
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--earlier {path} cannot be read: {error}") from None
+
+
 def run_diff(old: Path, new: Path, json_output: bool) -> int:
     """Compare two reports; the exit status is 1 if anything became worse.
 
@@ -152,24 +208,6 @@ def find_backend(name: str) -> type[AttentionBackend]:
         # imports its library only when it is asked for its capabilities.
         sys.path.append(str(Path.cwd()))
     return part_class(discover(), PartKind.ATTENTION_BACKEND, name)
-
-
-def parse_only(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Axis to values, of items such as ``head_size=64,128``; an axis may come several times.
-
-    Raises:
-        ConfigError: an item has another form.
-    """
-    only: dict[str, dict[str, None]] = {}
-    for item in items:
-        axis, _, listed = item.partition("=")
-        values = [value.strip() for value in listed.split(",")]
-        if not axis.strip() or not all(values):
-            raise ConfigError(
-                f"--only {item!r} is malformed: write AXIS=VALUE,VALUE, such as head_size=64,128"
-            )
-        only.setdefault(axis.strip(), {}).update(dict.fromkeys(values))
-    return {axis: tuple(values) for axis, values in only.items()}
 
 
 def parse_backend_options(text: str | None) -> Mapping[str, Any]:

@@ -10,13 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from jackfield.conformance.attention.suite import ALL_LAWS
 from jackfield.entrypoints import cli
+from jackfield.plugins.discovery import discover
+from jackfield.plugins.registry import PartKind
 
 pytestmark = pytest.mark.demo
 
 
+#: What makes a command cheap enough for a test.
+CHEAPER = {"conformance": ["--device", "cpu", "--dtype", "float32", "--scale", "tiny"]}
+
+
 def _blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [block for name, block in found if name == language]
 
 
 def _commands(text: str) -> list[str]:
@@ -60,6 +68,7 @@ def test_commands_run(
             name, _, value = words.pop(0).partition("=")
             monkeypatch.setenv(name, value)
         assert words[0] == "jackfield"
+        words += CHEAPER.get(words[1], [])
         logging.getLogger("jackfield").handlers.clear()
         monkeypatch.setattr(sys, "argv", words)
         assert _status() == 0, command
@@ -67,6 +76,20 @@ def test_commands_run(
         assert printed.out.strip(), command
         if "DEBUG" in command:
             assert "step 0: " in printed.err
+        if "conformance" in command:
+            assert "passed on cpu" in printed.out
+
+
+def test_built_in_attention_backends_and_laws_are_all_counted(readme: str) -> None:
+    (row,) = re.findall(r"^\| attention backend \| .*$", readme, flags=re.MULTILINE)
+    backends = {
+        entry.name
+        for entry in discover().registry.entries(PartKind.ATTENTION_BACKEND)
+        if str(entry.origin).startswith("builtin")
+    }
+    assert backends
+    assert all(f"`{name}`" in row for name in backends)
+    assert f"its {len(ALL_LAWS)} laws" in readme
 
 
 @pytest.mark.usefixtures("demo_file")

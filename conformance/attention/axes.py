@@ -153,20 +153,22 @@ class Axes:
         return max(self.scale.max_heads, min(self.group_size))
 
 
-def parse_only(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """``["head_size=64,128"]`` as ``{"head_size": ("64", "128")}``.
+def parse_only(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Axis to values, of items such as ``head_size=64,128``; an axis may come several times.
 
     Raises:
-        ConfigError: a text has no ``=``, or names an axis that another one names as well.
+        ConfigError: an item has another form.
     """
-    wanted: dict[str, tuple[str, ...]] = {}
-    for text in texts:
-        axis, equals, values = text.partition("=")
-        if not equals or not values or axis in wanted:
-            why = "given twice" if axis in wanted else "not of the form AXIS=VALUE,VALUE"
-            raise ConfigError(f"--only {text} is {why}; axes are {', '.join(axis_names())}")
-        wanted[axis] = tuple(value.strip() for value in values.split(","))
-    return wanted
+    only: dict[str, dict[str, None]] = {}
+    for item in items:
+        axis, _, listed = item.partition("=")
+        values = [value.strip() for value in listed.split(",")]
+        if not axis.strip() or not all(values):
+            raise ConfigError(
+                f"--only {item!r} is malformed: write AXIS=VALUE,VALUE, such as head_size=64,128"
+            )
+        only.setdefault(axis.strip(), {}).update(dict.fromkeys(values))
+    return {axis: tuple(values) for axis, values in only.items()}
 
 
 def axis_names() -> tuple[str, ...]:

@@ -139,4 +139,6 @@ def draw(
 def garbage_like(cache: Tensor, seed: int, size: float) -> Tensor:
     """Random finite numbers of about ``size``, in the shape and dtype of ``cache``."""
     generator = torch.Generator().manual_seed(seed)
-    return (size * torch.randn(cache.shape, generator=generator)).to(cache.dtype)
+    largest = torch.finfo(cache.dtype).max
+    numbers = size * torch.randn(cache.shape, generator=generator, dtype=torch.float64)
+    return numbers.clamp(-largest, largest).to(cache.dtype)

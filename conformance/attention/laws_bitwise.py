@@ -180,11 +180,11 @@ class Steps(Law):
             attend(used, earlier)
         lse = with_lse(subject)
         plain = attend(subject.instance(data), data, with_lse=lse)
-        result = attend(used, data, with_lse=lse)
-        compare = Comparison(self, subject, "other batches computed before")
-        share = compare.check(plain, result, data)
         result = attend(used, data, plan=plan, with_lse=lse)
         compare = Comparison(self, subject, "other batches planned and computed since its plan")
+        share = compare.check(plain, result, data)
+        result = attend(used, data, with_lse=lse)
+        compare = Comparison(self, subject, "other batches computed before")
         return max(share, compare.check(plain, result, data))
 
 

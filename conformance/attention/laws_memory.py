@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from ...core.attention import KVCache
-from .cases import AttentionCase, CaseData, expect
+from .cases import GARBAGE, AttentionCase, CaseData, expect, spoil
 from .laws import Law
 from .oracle import write_kv_oracle
 from .subject import UNTOUCHED, LawViolation, Subject, attend, same_bits
@@ -27,7 +27,7 @@ class WriteKv(Law):
         return replace(case, unstored_every=every or case.unstored_every)
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
-        data = subject.build(case)
+        data = _before_writing(subject.build(case))
         expected = write_kv_oracle(data.key, data.value, data.cache, data.batch.slot_mapping_cpu)
         written = KVCache(k=data.cache.k.clone(), v=data.cache.v.clone())
         key, value = data.key.clone(), data.value.clone()
@@ -41,6 +41,16 @@ class WriteKv(Law):
         if not (same_bits(key, data.key) and same_bits(value, data.value)):
             raise LawViolation("write_kv changes the keys or values that it is given", data)
         return 0.0
+
+
+def _before_writing(data: CaseData) -> CaseData:
+    """The case with other numbers in the slots that are going to be written."""
+    named = torch.zeros(data.cache_spec.num_blocks * data.case.block_size, dtype=torch.bool)
+    slots = data.batch.slot_mapping_cpu
+    named[slots[slots >= 0]] = True
+    cache = KVCache(k=data.cache.k.clone(), v=data.cache.v.clone())
+    spoil(cache, named, data.case.seed + 3, GARBAGE)
+    return replace(data, cache=cache)
 
 
 def _where(name: str, data: CaseData, after: torch.Tensor, right: torch.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Shares the laws of a run among processes."""
+"""Shares work among processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_parallel(run: SuiteRun, observer: SuiteObserver) -> list[PropertyResult]
     options = replace(run.options, jobs=1, scale=run.profile.scale)
     properties = [(law.name, dtype) for law, dtype in run.properties()]
     results: dict[int, PropertyResult] = {}
-    with _workers(run.options.jobs) as pool:
+    with workers(run.options.jobs) as pool:
         pending: dict[Future[tuple[PropertyResult, Counts]], int] = {
             pool.submit(_run_property, run.subject, options, law, dtype): index
             for index, (law, dtype) in enumerate(properties)
@@ -41,7 +41,7 @@ def run_parallel(run: SuiteRun, observer: SuiteObserver) -> list[PropertyResult]
 
 
 @contextmanager
-def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
+def workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """A pool that does not wait for what has not begun when it is left by an exception."""
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start)

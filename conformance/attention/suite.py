@@ -44,7 +44,7 @@ ALL_LAWS: tuple[Law, ...] = (
 #: Laws that one case says everything about.
 ONCE = ("refusals", "declared", "large_addresses")
 #: Laws that are tried on the fixed cases before the random ones.
-DIRECTED = ("meaning", "lse")
+DIRECTED = ("meaning", "lse", "write_kv")
 
 
 @dataclass(frozen=True)

@@ -196,8 +196,13 @@ def error_bounds(
         sink_error = truth.sink_weights * unit * (4 * (truth.sinks.abs() + largest.abs()) + 8)
     from_total = weighted.sum(dim=-1) + summed + sink_error
     out_bound = from_values + truth.out.abs() * from_total[..., None]
-    # Products of errors, which the first order leaves out.
-    out_bound = out_bound * (1 + 4 * weighted.amax(dim=-1)[..., None])
+    # The denominator is off by a factor of 1 - from_total at worst. Whatever the weights are, the
+    # result is a mean of the values.
+    seen_by_row = torch.where(seen[..., None], plain.transpose(0, 1)[None], 0.0)
+    mean_bound = 2 * seen_by_row.amax(dim=2) * (1 + summed + 8 * unit + weight_unit)
+    denominator = (1 - from_total)[..., None]
+    out_bound = torch.where(denominator > 0.5, out_bound / denominator, mean_bound)
+    out_bound = torch.minimum(out_bound, mean_bound)
     out_bound = out_bound + own_unit * (truth.out.abs() + out_bound)
 
     # Numbers too small for their dtype: weights in 16 bits, everything else in float32.

@@ -24,8 +24,8 @@ from support.attention_cases import (
 from torch import Tensor
 
 from jackfield.conformance.attention.mutants import MUTANTS, Mutant
-from jackfield.conformance.attention.plain_backend import PlainBackend, PlainPlan
 from jackfield.conformance.attention.oracle import attention_oracle, write_kv_oracle
+from jackfield.conformance.attention.plain_backend import PlainBackend, PlainPlan
 from jackfield.core.attention import AttentionPlan, AttentionSpec, KVCache
 
 PLAIN = AttentionSpec(4, 2, 16, 16, 0.25, torch.float32)

@@ -13,12 +13,13 @@ from rich.console import Console
 from support.reports import FAILED, PASSED, UNCLAIMED, make_report
 from support.tiny_models import make_tiny_llama
 
+from jackfield.conformance.attention.axes import parse_only
 from jackfield.conformance.attention.suite import ALL_LAWS
 from jackfield.conformance.report import read_report, to_json
 from jackfield.conformance.results import Status
 from jackfield.core.errors import ConfigError
 from jackfield.entrypoints import cli
-from jackfield.entrypoints.cli_conformance import parse_backend_options, parse_only
+from jackfield.entrypoints.cli_conformance import parse_backend_options
 from jackfield.entrypoints.cli_conformance_progress import SuiteProgress
 from jackfield.entrypoints.interrupts import Interrupt
 

@@ -1,0 +1,254 @@
+"""What the documentation says about the suite and the backends is what the code does."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from pydantic import BaseModel
+
+from jackfield.backends.flex import FlexBackend
+from jackfield.backends.torch_sdpa import TorchSdpaBackend
+from jackfield.backends.triton_paged.backend import TritonBackend
+from jackfield.conformance.attention.axes import SCALES, axis_names
+from jackfield.conformance.attention.generate import DISTRIBUTIONS
+from jackfield.conformance.attention.laws import Law
+from jackfield.conformance.attention.mutants import MUTANTS
+from jackfield.conformance.attention.suite import ALL_LAWS, PROFILES, described
+from jackfield.conformance.attention.truth import attend, error_bounds
+from jackfield.core.attention import AttentionBackend, Capabilities
+from jackfield.entrypoints.cli import app
+
+BACKENDS: tuple[type[AttentionBackend], ...] = (TorchSdpaBackend, TritonBackend, FlexBackend)
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/backends.md",
+    "docs/conformance.md",
+    "docs/plugins.md",
+)
+#: Which batches a law of a kind is tried on, in words.
+KINDS = {
+    "decode": "Tried on decode batches.",
+    "prefill": "Tried on prefill batches.",
+    "one": "Tried on one sequence at a time.",
+}
+
+
+@pytest.fixture
+def conformance_page(repository: Path) -> str:
+    return (repository / "docs/conformance.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def backends_page(repository: Path) -> str:
+    return (repository / "docs/backends.md").read_text(encoding="utf-8")
+
+
+def one_line(text: str) -> str:
+    """The words alone: lines may be broken anywhere."""
+    return " ".join(text.split())
+
+
+def sections(page: str, level: str) -> dict[str, str]:
+    """Text below each heading of a level, by heading."""
+    parts = re.split(rf"^{level} (.+)\n", page, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def law_text(law: Law) -> str:
+    """What the page has to say about a law: its docstring, and how it is tried."""
+    title, _, rest = inspect.cleandoc(law.__doc__ or "").partition("\n")
+    notes = ["A law of equal bits."] * law.bitwise + [KINDS.get(law.kind, "")]
+    paragraphs = [f"> {title}", *rest.strip().split("\n\n"), " ".join(filter(None, notes))]
+    joined = (one_line(paragraph).replace("``", "`") for paragraph in paragraphs if paragraph)
+    return "\n\n".join(textwrap.fill(one, 120, break_on_hyphens=False) for one in joined)
+
+
+def test_every_law_has_its_text(conformance_page: str) -> None:
+    laws = sections(sections(conformance_page, "##")["The laws"], "###")
+    assert list(laws) == [f"`{law.name}`" for law in ALL_LAWS]
+    for law in ALL_LAWS:
+        expected = law_text(law)
+        assert one_line(expected) in one_line(laws[f"`{law.name}`"]), f"write:\n\n{expected}"
+        assert expected.startswith(f"> {law.title()}".replace("``", "`"))
+
+
+def test_profiles_and_scales_are_those_of_the_code(conformance_page: str) -> None:
+    profiles = table(
+        ("profile", "random cases", "seconds", "cases"),
+        (
+            (f"`{name}`", f"{one.examples:,}", f"{one.seconds:g}", f"`{one.scale}`")
+            for name, one in PROFILES.items()
+        ),
+    )
+    assert profiles in conformance_page, f"write:\n\n{profiles}"
+    scales = table(
+        ("scale", "tokens", "sequences", "many sequences", "query heads", "heads times head size"),
+        (
+            (
+                f"`{name}`",
+                str(one.max_seq_len),
+                str(one.max_seqs),
+                str(one.many_seqs or "-"),
+                str(one.max_heads),
+                str(one.max_elements),
+            )
+            for name, one in SCALES.items()
+        ),
+    )
+    assert scales in conformance_page, f"write:\n\n{scales}"
+
+
+def test_axes_and_distributions_are_named(conformance_page: str) -> None:
+    rows = set(re.findall(r"^\| (.+?) \|", conformance_page, flags=re.MULTILINE))
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert set(axis_names()) | set(DISTRIBUTIONS) <= named
+
+
+def test_mutants_that_are_named_exist(conformance_page: str) -> None:
+    refused = sections(conformance_page, "###")["What is not allowed"]
+    rows = re.findall(r"^\| .+ \| (`\w+`(?:, `\w+`)*) \|$", refused, flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert len(named) > 5
+    assert named <= {mutant.name for mutant in MUTANTS}
+
+
+def test_typical_bounds_are_those_of_the_code(conformance_page: str) -> None:
+    found = re.findall(r"^\| (\w+) \| (\d+) \| (\S+) \| (\S+) \|$", conformance_page, re.MULTILINE)
+    assert len(found) == 8
+    for name, num_keys, out_bound, lse_bound in found:
+        dtype = getattr(torch, name)
+        bounds = typical_bounds(dtype, int(num_keys))
+        assert (float(out_bound), float(lse_bound)) == pytest.approx(bounds, rel=0.1)
+
+
+def typical_bounds(dtype: torch.dtype, num_keys: int) -> tuple[float, float]:
+    """Mean bounds of output and LSE for eight rows of normal numbers, heads of 64."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    query, keys, values = draw(8, 1, 64), draw(num_keys, 1, 64), draw(num_keys, 1, 64)
+    truth = attend(query, keys, values, scale=0.125, causal=False)
+    out_bound, lse_bound = error_bounds(truth, dtype, dtype, 64, None)
+    return float(out_bound.mean()), float(lse_bound.mean())
+
+
+def command_flags(*path: str) -> set[str]:
+    """The flags of a ``jackfield`` command."""
+    command = typer.main.get_command(app)
+    for name in path:
+        command = command.commands[name]  # type: ignore[attr-defined]
+    return {flag for one in command.params for flag in one.opts if flag.startswith("--")}
+
+
+def test_every_flag_has_a_row(conformance_page: str) -> None:
+    running = sections(conformance_page, "##")["Running it"]
+    first_cells = re.findall(r"^\| (`--.+?) \| ", running, flags=re.MULTILINE)
+    named = {flag for cell in first_cells for flag in re.findall(r"--[a-z-]+", cell)}
+    assert named == command_flags("conformance", "attention") - {"--help"}
+
+
+def test_commands_have_the_flags_that_are_shown(repository: Path) -> None:
+    shown = 0
+    for page in ("README.md", "docs/conformance.md", "docs/backends.md"):
+        text = (repository / page).read_text(encoding="utf-8")
+        for name, rest in re.findall(r"jackfield conformance ([a-z]+)(.*?)(?:  #.*)?[`\n]", text):
+            shown += 1
+            flags = set(re.findall(r"--[a-z-]+", rest))
+            assert flags <= command_flags("conformance", name), f"{page}: {name}{rest}"
+    assert shown > 8
+
+
+def capability_table() -> str:
+    """What the built-in backends declare; a value for a CPU where it is another one."""
+    declared = [{device: of(one, device) for device in ("cuda", "cpu")} for one in BACKENDS]
+    rows = []
+    for field in fields(Capabilities):
+        if field.name != "missing":
+            cells = [cell({on: one[on][field.name] for on in one}) for one in declared]
+            rows.append((f"`{field.name}`", *cells))
+    return table(("", *(f"`{one.name}`" for one in BACKENDS)), iter(rows))
+
+
+def of(backend: type[AttentionBackend], device: str) -> Mapping[str, str]:
+    return described(backend.capabilities(torch.device(device)))
+
+
+def cell(values: Mapping[str, str]) -> str:
+    if values["cpu"] == values["cuda"]:
+        return values["cuda"]
+    return f"{values['cuda']} (CPU: {values['cpu']})"
+
+
+def option_table(backend: type[AttentionBackend]) -> str:
+    """The options of a backend, those of nested models with a dot."""
+
+    def rows(model: type[BaseModel], prefix: str = "") -> Iterator[Sequence[str]]:
+        for name, field in model.model_fields.items():
+            yield f"`{prefix}{name}`", field.description or ""
+            nested = [
+                one
+                for one in getattr(field.annotation, "__args__", ())
+                if inspect.isclass(one) and issubclass(one, BaseModel)
+            ]
+            for one in nested:
+                yield from rows(one, f"{prefix}{name}.")
+
+    return table(("option", "meaning"), rows(backend.Options))
+
+
+def test_declared_capabilities_are_those_of_the_page(backends_page: str) -> None:
+    expected = capability_table()
+    assert expected in backends_page, f"write:\n\n{expected}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda one: str(one.name))
+def test_options_are_those_of_the_page(backend: type[AttentionBackend], backends_page: str) -> None:
+    section = sections(backends_page, "##")[f"`{backend.name}`"]
+    expected = option_table(backend)
+    assert expected in section, f"write:\n\n{expected}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_paths_lead_somewhere(page: str, repository: Path) -> None:
+    path = repository / page
+    text = path.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    for link in links:
+        if "://" not in link:
+            assert (path.parent / link).exists(), link
+    for name in re.findall(r"`((?:\w+/)+\w+\.py)`", text):
+        assert (repository / name).is_file(), name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_headings_have_one(page: str, repository: Path) -> None:
+    path = repository / page
+    text = path.read_text(encoding="utf-8")
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", text):
+        if "://" not in link:
+            target = (path.parent / link) if link else path
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {anchor_of(heading) for heading in headings}, f"{link}#{anchor}"
+
+
+def anchor_of(heading: str) -> str:
+    """The anchor that a heading gets on a Markdown page."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
