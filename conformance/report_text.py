@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from .results import PropertyResult, Report, Status
@@ -220,7 +221,8 @@ def _failure_lines(report: Report) -> Iterator[RenderableType]:
         yield f"\n[bold red]{escape(where)}[/]: {escape(result.title)}"
         yield f"  {escape(result.reason)}"
         if result.case:
-            yield f"  case: {escape(result.case)}"
+            yield "  the smallest case found:"
+            yield Padding(escape(result.case), (0, 0, 0, 4))
         if result.reproducer:
             yield f"  reproducer: {escape(result.reproducer)}"
 

@@ -225,7 +225,12 @@ def conformance_attention(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random cases.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the laws.")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Processes that share the laws; 0: one a core, at most 4, if worth it."
+        ),
+    ] = 0,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write the report as JSON.")
     ] = None,

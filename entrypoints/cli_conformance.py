@@ -60,7 +60,7 @@ class AttentionRun:
     only: tuple[str, ...] = ()
     laws: tuple[str, ...] = ()
     scale: str | None = None
-    jobs: int = 1
+    jobs: int = 0
     reproducers: Path | None = None
     report: Path | None = None
     markdown: Path | None = None

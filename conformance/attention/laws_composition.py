@@ -141,7 +141,8 @@ def _extend(
     instance.write_kv(data.key[start:end], data.value[start:end], data.cache, batch.slot_mapping)
     step = replace(data, query=data.query[start:end], batch=batch)
     result: Result = attend(instance, step)
-    return check_meaning(result, step, expect(step), what=f"tokens {start} to {end - 1}")
+    what = f"the output of tokens {start} to {end - 1}"
+    return check_meaning(result, step, expect(step), what=what)
 
 
 COMPOSITION_LAWS: tuple[Law, ...] = (Chunks(), SharedPrefix(), Fork())

@@ -18,8 +18,8 @@ from .suite import SuiteObserver, SuiteOptions, SuiteRun
 Counts = dict[str, dict[str, int]]
 
 
-def run_parallel(run: SuiteRun, observer: SuiteObserver) -> list[PropertyResult]:
-    """Try all properties of a run in ``run.options.jobs`` processes.
+def run_parallel(run: SuiteRun, jobs: int, observer: SuiteObserver) -> list[PropertyResult]:
+    """Try all properties of a run in ``jobs`` processes.
 
     Results come in the order of the laws, whatever the order in which they were found.
     """
@@ -27,7 +27,7 @@ def run_parallel(run: SuiteRun, observer: SuiteObserver) -> list[PropertyResult]
     options = replace(run.options, jobs=1, scale=run.profile.scale)
     properties = [(law.name, dtype) for law, dtype in run.properties()]
     results: dict[int, PropertyResult] = {}
-    with workers(run.options.jobs) as pool:
+    with workers(jobs) as pool:
         pending: dict[Future[tuple[PropertyResult, Counts]], int] = {
             pool.submit(_run_property, run.subject, options, law, dtype): index
             for index, (law, dtype) in enumerate(properties)

@@ -61,7 +61,7 @@ def specs(draw: st.DrawFn, axes: Axes) -> AttentionSpec:
     num_heads = num_kv_heads * group_size
     window = None
     if draw(_switch(axes.sliding_window)):
-        window = draw(st.sampled_from((4, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 100)))
+        window = draw(st.sampled_from((1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33, 64, 100)))
     return AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,10 +64,12 @@ class Profile:
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(examples=60, seconds=1.5, scale="small"),
+    "quick": Profile(examples=50, seconds=0.8, scale="small"),
     "full": Profile(examples=400, seconds=60.0, scale="large"),
     "soak": Profile(examples=20_000, seconds=3600.0, scale="large"),
 }
+#: Most processes that a run takes unasked.
+MAX_JOBS = 4
 #: A backend that takes longer than this for a batch of three short sequences gets tiny cases.
 SLOW_SECONDS = 0.15
 
@@ -81,7 +84,8 @@ class SuiteOptions:
         only: axis to values that it is narrowed to.
         laws: names of the laws to try; empty is all.
         scale: one of ``SCALES``; None is the profile's, or tiny for a slow backend.
-        jobs: processes that laws are shared among.
+        jobs: processes that laws are shared among; 0 takes as many as there are cores, at most
+            ``MAX_JOBS``, if there is work enough for them.
         reproducers: directory for the files that show failures; None writes none.
         command: what the user typed, for the report.
     """
@@ -120,10 +124,11 @@ def run_suite(
     """
     observer = observer or SuiteObserver()
     run = SuiteRun.prepare(subject, options)
-    if options.jobs > 1:
+    jobs = options.jobs or run.sensible_jobs()
+    if jobs > 1:
         from .parallel import run_parallel
 
-        results = run_parallel(run, observer)
+        results = run_parallel(run, jobs, observer)
     else:
         results = [run.property(law, dtype, observer) for law, dtype in run.properties()]
     return run.report(results)
@@ -169,6 +174,12 @@ class SuiteRun:
             laws=laws or ALL_LAWS,
             coverage=Coverage(axes, capabilities),
         )
+
+    def sensible_jobs(self) -> int:
+        """Processes to share the laws among; a process takes a few seconds to start."""
+        if len(list(self.properties())) < 10:
+            return 1
+        return min(MAX_JOBS, os.cpu_count() or 1)
 
     def properties(self) -> Iterator[tuple[Law, torch.dtype]]:
         """Every law with every dtype; those that do not depend on the dtype once."""

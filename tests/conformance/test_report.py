@@ -169,7 +169,7 @@ def test_terminal() -> None:
     assert "1 2 3 4 5 6 7 8 9 10 11: 1 to 11 each, fewest with 1, 256: none" in text
     assert "on: 3, off: 4" in text
     assert "meaning, float16: The output is right." in text
-    assert "case: 2 sequences | block_size=16" in text
+    assert "the smallest case found:\n    2 sequences | block_size=16" in text
     assert "reproducer: found/meaning.py" in text
     assert text.splitlines()[-1].startswith("FAILED: 1 law failed")
     assert "127 examples in 2.5 s" in text.splitlines()[-1]
