@@ -55,12 +55,16 @@ class LoopBackend(AttentionBackend):
 
     @classmethod
     def capabilities(cls, device: torch.device) -> Capabilities:
-        """Causal attention, any window, any head size, on CPU and CUDA. Never taken by ``auto``."""
+        """Causal attention, any window, any head size, on CPU and CUDA. Never taken by ``auto``.
+
+        Safe from NaN in unseen slots, because only keys that some row sees are gathered.
+        """
         return Capabilities(
             device_types=frozenset({"cpu", "cuda"}),
             dtypes=_DTYPES,
             kv_dtypes=_DTYPES,
             sliding_window=True,
+            nonfinite_safe=True,
         )
 
     def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> LoopPlan:
