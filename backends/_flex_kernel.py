@@ -49,12 +49,12 @@ class FlexKernel:
     attend: Attend
 
 
-def tile_options(spec: AttentionSpec, block_size: int) -> Tiles:
+def tile_options(spec: AttentionSpec, block_size: int, dtype: torch.dtype) -> Tiles:
     """Sizes of a tile of query rows for a compiled kernel, ascending, each with its options."""
     sizes: Tiles = {}
     width = max(spec.head_size, spec.v_head_size)
     # The kernel rounds head sizes up to a power of two.
-    row_bytes = (1 << (width - 1).bit_length()) * spec.dtype.itemsize
+    row_bytes = (1 << (width - 1).bit_length()) * dtype.itemsize
     for tile in (_SMALL_TILE, _LARGE_TILE):
         keys = min(block_size, _MAX_KEYS_PER_STEP)
         while keys > 16 and (tile + 2 * _STAGES * keys) * row_bytes > _SHARED_MEMORY:

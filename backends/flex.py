@@ -88,6 +88,7 @@ class FlexBackend(AttentionBackend):
             device_types=frozenset({"cpu", "cuda"}),
             dtypes=_CUDA_DTYPES if on_cuda else _CPU_DTYPES,
             kv_dtypes=_CUDA_DTYPES if on_cuda else _CPU_DTYPES,
+            different_kv_dtype=True,
             head_sizes=SizeSet(minimum=16, maximum=256) if on_cuda else SizeSet(),
             block_sizes=_CUDA_BLOCK_SIZES if on_cuda else SizeSet(),
             preferred_block_size=64 if on_cuda else 16,
@@ -129,7 +130,9 @@ class FlexBackend(AttentionBackend):
         self._compiled = on_cuda and chosen.compile is not False
         self._exact_dtype = torch.float64 if spec.dtype == torch.float64 else torch.float32
         # Eager flex attention rounds in between unless it is given what it computes in.
-        self._dtype = spec.dtype if self._compiled else self._exact_dtype
+        # Rounding a wider cache to the query's dtype would cost what it was made wider for.
+        common = torch.promote_types(spec.dtype, cache.dtype)
+        self._dtype = common if self._compiled else self._exact_dtype
         self._geometry = Geometry(
             causal=spec.causal,
             sliding_window=spec.sliding_window,
@@ -142,7 +145,7 @@ class FlexBackend(AttentionBackend):
         if spec.alibi_slopes is not None:
             slopes = torch.tensor(spec.alibi_slopes, dtype=self._exact_dtype, device=device)
         if self._compiled:
-            tiles = tile_options(spec, cache.block_size)
+            tiles = tile_options(spec, cache.block_size, common)
             largest = max(math.prod(self._cache.k_shape), math.prod(self._cache.v_shape))
             in_place = cache.dtype == spec.dtype and largest < _MAX_KERNEL_ELEMENTS
             self._style = CallStyle(in_place, tuple(tiles), None)

@@ -267,6 +267,7 @@ class Capabilities:
         device_types: torch device types, such as ``{"cpu", "cuda"}``.
         dtypes: dtypes of query and output.
         kv_dtypes: dtypes of the cache.
+        different_kv_dtype: whether the cache may be of another dtype than the query.
         head_sizes: supported ``H`` and ``Hv``.
         group_sizes: supported query heads per key/value head.
         block_sizes: supported ``B``.
@@ -296,6 +297,7 @@ class Capabilities:
     preferred_block_size: int = 16
     compute_capability: tuple[int, int] | None = None
     different_v_head_size: bool = False
+    different_kv_dtype: bool = False
     non_causal: bool = False
     sliding_window: bool = False
     logits_soft_cap: bool = False
@@ -330,6 +332,10 @@ class Capabilities:
             ),
             "alibi_slopes": (spec.alibi_slopes is not None, self.alibi),
             "sinks": (spec.sinks, self.sinks),
+            f"kv_cache_dtype={dtype_name(cache.dtype)} with dtype={dtype_name(spec.dtype)}": (
+                cache.dtype != spec.dtype,
+                self.different_kv_dtype,
+            ),
             f"v_head_size={spec.v_head_size} with head_size={spec.head_size}": (
                 spec.v_head_size != spec.head_size,
                 self.different_v_head_size,

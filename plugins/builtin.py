@@ -11,6 +11,8 @@ JACKFIELD_API_VERSION = "1.0"
 def jackfield_attention_backends(register: Register) -> None:
     """Attention backends that come with Jackfield."""
     register("torch_sdpa", "jackfield.backends.torch_sdpa:TorchSdpaBackend")
+    register("triton", "jackfield.backends.triton_paged.backend:TritonBackend")
+    register("flex", "jackfield.backends.flex:FlexBackend")
 
 
 @hookimpl

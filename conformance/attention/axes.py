@@ -71,6 +71,7 @@ class Axes:
 
     Attributes:
         dtype, kv_dtype: dtypes of query and cache.
+        different_kv_dtype: whether they may differ.
         head_size, group_size, block_size: sizes.
         v_head_size: sizes of a value head where it may differ, else empty.
         causal, sliding_window, logits_soft_cap, alibi, sinks: whether the feature is off, on.
@@ -81,6 +82,7 @@ class Axes:
 
     dtype: tuple[torch.dtype, ...]
     kv_dtype: tuple[torch.dtype, ...]
+    different_kv_dtype: bool
     head_size: tuple[int, ...]
     v_head_size: tuple[int, ...]
     group_size: tuple[int, ...]
@@ -105,6 +107,7 @@ class Axes:
         return Axes(
             dtype=_sorted(capabilities.dtypes),
             kv_dtype=_sorted(capabilities.kv_dtypes),
+            different_kv_dtype=capabilities.different_kv_dtype,
             head_size=head_sizes,
             v_head_size=head_sizes if capabilities.different_v_head_size else (),
             group_size=representatives(capabilities.group_sizes, GROUP_SIZES),
@@ -171,9 +174,12 @@ def parse_only(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {axis: tuple(values) for axis, values in only.items()}
 
 
+_NO_AXES = ("scale", "different_kv_dtype")
+
+
 def axis_names() -> tuple[str, ...]:
     """All axes, in the order of ``Axes``."""
-    return tuple(field.name for field in fields(Axes) if field.name != "scale")
+    return tuple(field.name for field in fields(Axes) if field.name not in _NO_AXES)
 
 
 def value_name(value: object) -> str:

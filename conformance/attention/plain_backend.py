@@ -95,6 +95,7 @@ class PlainBackend(AttentionBackend):
             device_types=frozenset({"cpu", "cuda"}),
             dtypes=_DTYPES,
             kv_dtypes=_DTYPES,
+            different_kv_dtype=True,
             different_v_head_size=True,
             non_causal=True,
             sliding_window=True,

@@ -156,6 +156,10 @@ def undeclared(capabilities: Capabilities, case: AttentionCase) -> Iterator[Requ
             yield Request("dtype", name, {"dtype": dtype}, {}, ("dtype", name))
         if dtype not in capabilities.kv_dtypes:
             yield Request("kv_dtype", name, {}, {"dtype": dtype}, ("kv_cache_dtype", name))
+    if not capabilities.different_kv_dtype:
+        for dtype in sorted(capabilities.kv_dtypes - {spec.dtype}, key=dtype_name):
+            words = ("kv_cache_dtype", dtype_name(dtype))
+            yield Request("kv_dtype", dtype_name(dtype), {}, {"dtype": dtype}, words)
     for name, (word, changes) in _features(spec).items():
         if not getattr(capabilities, name):
             yield Request(name, "on", changes, {}, (word,))
@@ -171,8 +175,10 @@ def declared(capabilities: Capabilities, axes: Axes, case: AttentionCase) -> Ite
         for size in getattr(axes, axis):
             yield Request(axis, str(size), *_resized(axis, size, spec), ())
     for dtype in axes.dtype:
-        yield Request("dtype", dtype_name(dtype), {"dtype": dtype}, {}, ())
-    for dtype in axes.kv_dtype:
+        changes = {"dtype": dtype}
+        both = {} if capabilities.different_kv_dtype else changes
+        yield Request("dtype", dtype_name(dtype), changes, both, ())
+    for dtype in axes.kv_dtype if capabilities.different_kv_dtype else ():
         yield Request("kv_dtype", dtype_name(dtype), {}, {"dtype": dtype}, ())
     for name, (_, changes) in _features(spec).items():
         if getattr(capabilities, name):

@@ -94,7 +94,8 @@ def _switch(values: tuple[bool, ...]) -> st.SearchStrategy[bool]:
 
 def _kv_dtypes(axes: Axes, spec: AttentionSpec) -> st.SearchStrategy[torch.dtype]:
     same = [dtype for dtype in axes.kv_dtype if dtype == spec.dtype]
-    return st.sampled_from([*same, *same, *same, *axes.kv_dtype])
+    others = axes.kv_dtype if axes.different_kv_dtype else ()
+    return st.sampled_from([*same, *same, *same, *others])
 
 
 def _standard_slopes(num_heads: int) -> tuple[float, ...]:
@@ -192,6 +193,8 @@ def directed_cases(axes: Axes) -> Iterator[AttentionCase]:
     """Fixed cases for every value of every axis, so that none is left to chance."""
     for axis in _DIRECTED_AXES:
         for value in getattr(axes, axis):
+            if axis == "kv_dtype" and not (axes.different_kv_dtype or value in axes.dtype):
+                continue
             narrow: dict[str, Any] = {axis: (value,)}
             yield plain_case(replace(axes, **narrow))
     yield from _pairs_of_features(axes)

@@ -163,6 +163,9 @@ class SuiteRun:
         laws = tuple(_named("law", name, by_name) for name in options.laws)
         scale = options.scale or profile.scale
         axes = Axes.of(capabilities, _named("scale", scale, SCALES)).narrowed(options.only)
+        if not axes.different_kv_dtype:
+            both = tuple(dtype for dtype in axes.dtype if dtype in axes.kv_dtype)
+            axes = replace(axes, dtype=both, kv_dtype=both)
         if options.scale is None and _seconds_of_probe(subject, axes) > SLOW_SECONDS:
             scale = "tiny"
             axes = replace(axes, scale=SCALES[scale])

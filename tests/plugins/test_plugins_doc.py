@@ -12,10 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from jackfield import AttentionBatch, KVCacheSpec
-from jackfield.core.attention import allocate_kv_cache
+from jackfield.conformance.attention.contract import assert_conforms
 from jackfield.core.errors import PluginError
 from jackfield.entrypoints.settings import load_settings
 from jackfield.plugins.discovery import PluginHost, discover
@@ -52,34 +50,10 @@ def test_every_hook_has_its_section() -> None:
         assert re.search(rf"^### .*`{hook}\(", PAGE, re.MULTILINE)
 
 
-def test_the_attention_backend_on_the_page_is_right(
-    host: PluginHost, make: SimpleNamespace
-) -> None:
+def test_the_attention_backend_on_the_page_is_right(host: PluginHost) -> None:
     entry = host.registry.get(PartKind.ATTENTION_BACKEND, "plain")
     assert entry is not None
-    spec, cache_spec = make.spec(), KVCacheSpec(8, 4, 2, 16, 16, torch.float32)
-    backend: Any = entry.load()(spec, cache_spec, torch.device("cpu"))
-    cache = allocate_kv_cache(cache_spec, "NHD", torch.device("cpu"))
-    generator = torch.Generator().manual_seed(0)
-    key, value = torch.randn(2, 6, 2, 16, generator=generator)
-    query = torch.randn(6, 4, 16, generator=generator)
-    slots = torch.tensor([20, 21, 22, 23, 4, 5])
-    backend.write_kv(key, value, cache, slots)
-    batch = AttentionBatch.from_host(
-        torch.tensor([0, 6], dtype=torch.int32),
-        torch.tensor([6], dtype=torch.int32),
-        torch.tensor([[5, 1]], dtype=torch.int32),
-        slots,
-    )
-    out = backend.forward(query, cache, backend.plan(batch), torch.empty(6, 4, 16))
-    query_, key_, value_ = (
-        one.repeat_interleave(4 // one.shape[1], dim=1).transpose(0, 1)
-        for one in (query, key, value)
-    )
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        query_, key_, value_, is_causal=True, scale=spec.scale
-    )
-    torch.testing.assert_close(out, expected.transpose(0, 1))
+    assert_conforms(entry.load(), laws=("refusals", "meaning", "nothing_visible", "write_kv"))
 
 
 def test_the_toml_on_the_page_is_valid(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ class LoopBackend(AttentionBackend):
             device_types=frozenset({"cpu", "cuda"}),
             dtypes=_DTYPES,
             kv_dtypes=_DTYPES,
+            different_kv_dtype=True,
             sliding_window=True,
             nonfinite_safe=True,
         )
