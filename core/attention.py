@@ -135,7 +135,8 @@ class KVCache:
 
     The logical shape is the same for every backend; the physical order (``Capabilities.kv_layout``)
     shows in the strides only, so swapping, copying and tests work on any backend. The engine
-    allocates the cache filled with zeros.
+    allocates the cache filled with zeros, packed; a backend that cannot address other strides
+    raises ``ValueError`` when it is given them.
 
     Attributes:
         k: keys, ``[P, B, K, H]``, ``KVCacheSpec.dtype``, on the backend's device.

@@ -76,11 +76,13 @@ def run_attention(asked: AttentionRun) -> int:
     """
     _require_hypothesis()
     from ..conformance.attention.axes import parse_only
+    from ..conformance.attention.search import keep_out_of_the_working_directory
     from ..conformance.attention.subject import Subject
     from ..conformance.attention.suite import SuiteOptions, run_suite
     from .cli_conformance_progress import SuiteProgress
     from .llm_engine import resolve_device
 
+    keep_out_of_the_working_directory()
     backend = find_backend(asked.backend)
     values = parse_backend_options(asked.backend_options)
     kind = PartKind.ATTENTION_BACKEND

@@ -126,4 +126,7 @@ def decode_tiles(width: int, rows: int, dtype: torch.dtype) -> DecodeTiles:
         return DecodeTiles(keys=32, num_warps=8, num_stages=3, resident=2)
     if rows > MIN_DECODE_ROWS:
         return DecodeTiles(keys=64, num_warps=8, num_stages=3, resident=2)
-    return DecodeTiles(keys=64, num_warps=4, num_stages=2, max_registers=128)
+    # Chunks of 128 keys spread a single sequence over twice the programs at no cost to many.
+    return DecodeTiles(
+        keys=64, num_warps=4, num_stages=2, max_registers=128, chunk_keys=128, group_chunks=8
+    )

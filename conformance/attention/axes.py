@@ -14,8 +14,8 @@ from ...plugins.validation import did_you_mean
 from .generate import DISTRIBUTIONS
 
 #: Sizes that are tried where a backend declares a range.
-HEAD_SIZES = (16, 24, 32, 40, 64, 72, 80, 96, 112, 128, 160, 192, 256)
-GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)
+HEAD_SIZES = (8, 16, 24, 32, 40, 64, 71, 72, 80, 96, 112, 128, 160, 192, 256, 320)
+GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 40)
 BLOCK_SIZES = (1, 2, 4, 5, 8, 16, 24, 32, 64, 128, 256)
 BATCH_KINDS = ("decode", "prefill", "chunk", "mixed")
 
@@ -104,6 +104,7 @@ class Axes:
             return (False, True) if declared else (False,)
 
         head_sizes = representatives(capabilities.head_sizes, HEAD_SIZES)
+        block_sizes = representatives(capabilities.block_sizes, BLOCK_SIZES)
         return Axes(
             dtype=_sorted(capabilities.dtypes),
             kv_dtype=_sorted(capabilities.kv_dtypes),
@@ -111,15 +112,15 @@ class Axes:
             head_size=head_sizes,
             v_head_size=head_sizes if capabilities.different_v_head_size else (),
             group_size=representatives(capabilities.group_sizes, GROUP_SIZES),
-            block_size=representatives(capabilities.block_sizes, BLOCK_SIZES),
+            block_size=block_sizes,
             causal=(True, False) if capabilities.non_causal else (True,),
             sliding_window=switch(capabilities.sliding_window),
             logits_soft_cap=switch(capabilities.logits_soft_cap),
             alibi=switch(capabilities.alibi),
             sinks=switch(capabilities.sinks),
-            batch=BATCH_KINDS if capabilities.mixed_batches else ("decode", "prefill"),
+            batch=BATCH_KINDS if capabilities.mixed_batches else BATCH_KINDS[:3],
             distribution=DISTRIBUTIONS,
-            scale=scale,
+            scale=replace(scale, max_seq_len=max(scale.max_seq_len, 2 * min(block_sizes) + 2)),
         )
 
     def narrowed(self, wanted: Mapping[str, Sequence[str]]) -> Axes:
@@ -191,16 +192,19 @@ def value_name(value: object) -> str:
     return str(value)
 
 
-def representatives(sizes: SizeSet, candidates: Iterable[int]) -> tuple[int, ...]:
-    """All sizes of a list, or the candidates that a rule allows, and its smallest one."""
+def representatives(sizes: SizeSet, candidates: Sequence[int]) -> tuple[int, ...]:
+    """All sizes of a list; of a rule, the candidates that it allows, its smallest and its largest.
+
+    Where a rule has no lower end, sizes below the candidates are left out: they do not occur.
+    """
     if sizes.exactly is not None:
         return tuple(sorted(sizes.exactly))
-    chosen = [size for size in candidates if size in sizes]
-    if not chosen:
-        step = sizes.multiple_of
-        first = -(-sizes.minimum // step) * step
-        chosen = [size for size in (first, first + step) if size in sizes]
-    return tuple(chosen)
+    step = sizes.multiple_of
+    smallest = -(-sizes.minimum // step) * step
+    ends = [] if sizes.maximum is None else [sizes.maximum // step * step]
+    if smallest > 1:
+        ends += [smallest, smallest + step]
+    return tuple(sorted({size for size in (*candidates, *ends) if size in sizes}))
 
 
 def _sorted(dtypes: Iterable[torch.dtype]) -> tuple[torch.dtype, ...]:

@@ -19,17 +19,16 @@ class Coverage:
             values = getattr(axes, axis)
             if values:
                 self._counts[axis] = Counter({value_name(value): 0 for value in values})
-        if "v_head_size" in self._counts and len(axes.v_head_size) == 1:
-            # A single size cannot differ from itself.
-            del self._counts["v_head_size"]
+        if "v_head_size" in self._counts and len(axes.head_size) == 1:
+            # A value head of the only head size does not differ from it.
+            del self._counts["v_head_size"][value_name(axes.head_size[0])]
         self._counts["lengths"] = Counter(dict.fromkeys(_LENGTHS, 0))
-        if min(axes.block_size) >= axes.scale.max_seq_len:
-            for name in ("one block", "block_size + 1", "several blocks"):
-                del self._counts["lengths"][name]
+        if "decode" not in axes.batch:
+            del self._counts["lengths"]["one token"]
         self._counts["batches"] = Counter(dict.fromkeys(_BATCHES, 0))
         if not axes.scale.many_seqs or "decode" not in axes.batch:
             del self._counts["batches"]["dozens of sequences"]
-        if "lse" in self._counts or capabilities.lse:
+        if capabilities.lse:
             self._counts["lse"] = Counter({"on": 0})
 
     def add(self, case: AttentionCase, law: str) -> None:
@@ -86,14 +85,16 @@ _BATCHES = (
 
 
 def kind_of(case: AttentionCase) -> str | None:
-    """Decode, prefill, chunk or mixed; None for a batch without rows."""
+    """Decode (one new token each), prefill, chunk or mixed; None for a batch without rows."""
     kinds = set()
     for shape in case.sequences:
         if shape.query_len:
-            decode = "decode" if shape.query_len == 1 else "chunk"
-            kinds.add("prefill" if shape.query_len >= shape.seq_len > 1 else decode)
+            several = "prefill" if shape.query_len >= shape.seq_len else "chunk"
+            kinds.add("decode" if shape.query_len == 1 else several)
     if not kinds:
         return None
+    if kinds == {"prefill", "chunk"}:
+        return "chunk"
     return kinds.pop() if len(kinds) == 1 else "mixed"
 
 

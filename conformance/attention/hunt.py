@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 
@@ -13,14 +13,12 @@ from ...core.attention import dtype_name
 from ...core.errors import ConfigError
 from ...plugins.validation import did_you_mean
 from .axes import Axes
-from .cases import AttentionCase
 from .laws import Law
 from .mutants import MUTANTS, Mutant
 from .parallel import workers
 from .search import Search, search
-from .strategies import directed_cases, plain_case
 from .subject import Subject
-from .suite import ALL_LAWS, DIRECTED, ONCE, PROFILES, SuiteOptions, SuiteRun, few_threads
+from .suite import ALL_LAWS, PROFILES, SuiteOptions, SuiteRun, few_threads, first_cases
 
 CPU = torch.device("cpu")
 #: Random cases of each law and dtype in the attempts that follow each other.
@@ -152,16 +150,13 @@ def _properties(run: SuiteRun) -> Iterator[tuple[Law, torch.dtype]]:
 
 def _try(law: Law, subject: Subject, axes: Axes, budget: int, attempt: int, seed: int) -> Search:
     """Try a law with this many random cases; in the first attempt on its fixed cases too."""
-    once = law.name in ONCE
-    first: Iterable[AttentionCase] = []
-    if attempt == 0:
-        first = [plain_case(axes)] if once else directed_cases(axes) if law.name in DIRECTED else []
+    first = first_cases(law, axes) if attempt == 0 else []
     with few_threads(axes):
         return search(
             law,
             subject,
             axes,
-            examples=0 if once else budget * law.weight,
+            examples=0 if law.once else budget * law.weight,
             seconds=PROFILES["quick"].seconds * law.weight,
             seed=seed + attempt,
             first=first,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -13,6 +13,10 @@ from .cases import AttentionCase, CaseData, expect
 from .subject import LawViolation, Result, Subject, check_meaning, describe, same_bits
 
 Kind = Literal["any", "decode", "prefill", "one"]
+
+
+class NotTried(Exception):  # noqa: N818 - it is no error of anybody
+    """A law could not be tried here; the text says why."""
 
 
 class Law(ABC):
@@ -26,16 +30,29 @@ class Law(ABC):
         bitwise: whether it is about equal bits; a backend may declare in
             ``Capabilities.not_bitwise`` that it keeps it within the error bound only.
         weight: random cases, as a multiple of what other laws get.
+        once: whether one case says everything about it.
+        every_dtype: whether it is tried with every dtype.
+        directed: whether it is tried on a fixed case for every value of every axis, not only on a
+            few.
+        attends: whether its examples count as examples of what a case has in it.
     """
 
     name: ClassVar[str]
     kind: ClassVar[Kind] = "any"
     bitwise: ClassVar[bool] = False
     weight: ClassVar[int] = 1
+    once: ClassVar[bool] = False
+    every_dtype: ClassVar[bool] = True
+    directed: ClassVar[bool] = False
+    attends: ClassVar[bool] = True
 
     def not_claimed(self, capabilities: Capabilities, dtype: torch.dtype) -> str | None:
         """Why a backend with these capabilities does not owe this; None if it does."""
         return None
+
+    def kind_for(self, mixed_batches: bool) -> Kind:
+        """The kind of batches for a backend that takes mixed batches, or not."""
+        return self.kind
 
     def fit(self, case: AttentionCase) -> AttentionCase:
         """The case, changed as far as the law needs."""
@@ -50,6 +67,7 @@ class Law(ABC):
 
         Raises:
             LawViolation: the backend does not keep it.
+            NotTried: this machine cannot try it.
         """
 
     @classmethod
@@ -102,8 +120,3 @@ class Comparison:
 def with_lse(subject: Subject) -> bool:
     """Whether the backend can be asked for the LSE."""
     return subject.capabilities.lse
-
-
-def without_padding(case: AttentionCase) -> AttentionCase:
-    """The case with no rows behind the last query."""
-    return replace(case, padding_rows=0)

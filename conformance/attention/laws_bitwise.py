@@ -189,23 +189,36 @@ class Steps(Law):
 
 
 def _other_steps(data: CaseData) -> list[CaseData]:
-    """The batch one token earlier, and the same batch with its sequences in reverse."""
-    case = data.case
+    """Other batches: one token earlier, in reverse, twice as many sequences, longer ones, none."""
+    shapes = data.case.sequences
     earlier = [
         replace(shape, seq_len=shape.seq_len - 1) if shape.context_len else shape
-        for shape in case.sequences
+        for shape in shapes
     ]
-    slots = data.batch.slot_mapping_cpu
-    device = data.query.device
-    reverse = batch_of(case.sequences[::-1], data.table.flip(0), slots, device)
-    return [
-        replace(data, batch=batch_of(earlier, data.table, slots, device)),
-        replace(data, batch=reverse, query=data.query.flip(0)),
+    longer = [replace(shape, seq_len=shape.seq_len + data.case.block_size + 1) for shape in shapes]
+    table = data.table.clamp(0, data.cache_spec.num_blocks - 1)
+    wide = torch.cat([table, table.flip(1), table], dim=1) if table.shape[1] else table
+    others = [
+        (earlier, data.table, data.query),
+        (shapes[::-1], data.table.flip(0), data.query.flip(0)),
+        ([*shapes, *shapes], torch.cat([data.table, data.table]), data.query.repeat(2, 1, 1)),
+        ([], data.table[:0], data.query[:0]),
     ]
+    if wide.shape[1] * data.case.block_size >= max((one.seq_len for one in longer), default=0):
+        others.append((longer, wide, data.query))
+    steps = []
+    for sequences, blocks, query in others:
+        slots = torch.full((sum(one.query_len for one in sequences),), -1)
+        batch = batch_of(sequences, blocks, slots, data.query.device)
+        steps.append(replace(data, batch=batch, query=query))
+    return steps
 
 
 class Layers(Law):
-    """One plan serves all layers: it holds nothing of the query or the cache of the first."""
+    """One plan and one instance serve all layers: nothing of the first one is kept.
+
+    Neither its query nor its cache; not by ``plan``, not by ``forward``, not by ``write_kv``.
+    """
 
     name = "layers"
     bitwise = True
@@ -221,7 +234,15 @@ class Layers(Law):
         result = attend(instance, second, plan=plan, with_lse=lse)
         plain = attend(subject.instance(second), second, with_lse=lse)
         compare = Comparison(self, subject, "the plan of another layer")
-        return compare.check(plain, result, second)
+        share = compare.check(plain, result, second)
+        for number, layer in enumerate((first, second)):
+            slots = layer.batch.slot_mapping
+            expected = write_kv_oracle(first.key, first.value, layer.cache, slots)
+            instance.write_kv(first.key, first.value, layer.cache, slots)
+            for after, right in ((layer.cache.k, expected.k), (layer.cache.v, expected.v)):
+                if not same_bits(after, right):
+                    raise LawViolation(f"write_kv does not write to the cache of layer {number}")
+        return share
 
 
 class StridedRows(Law):
@@ -254,7 +275,8 @@ class StridedRows(Law):
 class CacheStrides(Law):
     """A cache with gaps between its blocks is read right, or refused; never misread.
 
-    Strides tell where blocks are. A backend that wants them packed says so by an error.
+    Strides tell where blocks are. A backend that wants them packed raises ``ValueError`` or
+    ``UnsupportedError``.
     """
 
     name = "cache_strides"
@@ -263,6 +285,7 @@ class CacheStrides(Law):
     def check(self, subject: Subject, case: AttentionCase) -> float:
         data = subject.build(case)
         instance = subject.instance(data)
+        attend(instance, data)
         gaps = replace(data, cache=_with_gaps(data.cache))
         plan = instance.plan(data.batch)
         try:

@@ -9,8 +9,17 @@ import torch
 from ...core.attention import AttentionSpec, Capabilities, KVCache, KVCacheSpec, allocate_kv_cache
 from .cases import AttentionCase, SequenceShape, batch_of, expect
 from .generate import slots_of
-from .laws import Law, with_lse
-from .subject import LawViolation, Subject, attend, check_meaning, same_bits
+from .laws import Kind, Law, NotTried, with_lse
+from .oracle import attention_with_bounds
+from .subject import (
+    UNTOUCHED,
+    LawViolation,
+    Subject,
+    attend,
+    check_meaning,
+    describe,
+    same_bits,
+)
 
 
 class Meaning(Law):
@@ -23,6 +32,7 @@ class Meaning(Law):
 
     name = "meaning"
     weight = 4
+    directed = True
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
         data = subject.build(case)
@@ -36,6 +46,7 @@ class Lse(Law):
     """
 
     name = "lse"
+    directed = True
 
     def not_claimed(self, capabilities: Capabilities, dtype: torch.dtype) -> str | None:
         return None if capabilities.lse else "lse is not declared"
@@ -52,6 +63,10 @@ class NothingVisible(Law):
     """
 
     name = "nothing_visible"
+
+    def kind_for(self, mixed_batches: bool) -> Kind:
+        """Such a row decodes; where it may not stand beside a prefill, it is put into decode."""
+        return "any" if mixed_batches else "decode"
 
     def fit(self, case: AttentionCase) -> AttentionCase:
         at = case.seed % (len(case.sequences) + 1)
@@ -71,6 +86,8 @@ class LargeAddresses(Law):
 
     name = "large_addresses"
     kind = "one"
+    once = True
+    attends = False
 
     #: Elements of a block: 16 tokens of 8 heads of 128.
     _SPEC = (8, 128, 16)
@@ -97,10 +114,14 @@ class LargeAddresses(Law):
         per_block = block_size * num_kv_heads * head_size
         far = 2**31 // per_block + 8
         cache_spec = KVCacheSpec(
-            far + 8, block_size, num_kv_heads, head_size, head_size, spec.dtype
+            far + 8, block_size, num_kv_heads, head_size, head_size, case.kv_dtype
         )
+        try:
+            cache = _untouched_memory(cache_spec, capabilities.kv_layout, subject.device)
+        except (MemoryError, RuntimeError) as error:
+            size = cache_spec.num_blocks * cache_spec.bytes_per_block
+            raise NotTried(f"no memory for a cache of {size / 1e9:.1f} GB: {error}") from None
         instance = subject.construct(spec, cache_spec)
-        cache = _untouched_memory(cache_spec, capabilities.kv_layout, subject.device)
         num_tokens = min(2 * block_size + 3, 40)
         num_blocks = -(-num_tokens // block_size)
         generator = torch.Generator().manual_seed(case.seed)
@@ -116,11 +137,15 @@ class LargeAddresses(Law):
             slots = slots_of(table[0], num_tokens, block_size)
             instance.write_kv(key, value, cache, slots.to(subject.device))
             batch = batch_of((SequenceShape(num_tokens, 1),), table, slots[-1:], subject.device)
-            out = torch.full_like(query, 7.0)
+            out = torch.full_like(query, UNTOUCHED)
             instance.forward(query, cache, instance.plan(batch), out)
             outputs.append(out)
+            if first_block == 0:
+                exact, _, bound, _ = attention_with_bounds(spec, query, cache, batch)
+                if not bool(((out.double() - exact).abs() <= bound).all()):
+                    raise LawViolation(describe("the output", out, exact, bound))
             near = cache.k[table[0].long().to(subject.device)].reshape(-1, num_kv_heads, head_size)
-            if not same_bits(near[:num_tokens], key):
+            if not same_bits(near[:num_tokens], key.to(case.kv_dtype)):
                 raise LawViolation(
                     f"keys written to blocks {first_block} to {first_block + num_blocks - 1} of "
                     f"{per_block} elements each are not there"

@@ -21,6 +21,8 @@ class WriteKv(Law):
     """
 
     name = "write_kv"
+    directed = True
+    attends = False
 
     def fit(self, case: AttentionCase) -> AttentionCase:
         every = (0, 0, 2, 3, 1)[case.seed % 5]
@@ -31,6 +33,7 @@ class WriteKv(Law):
         expected = write_kv_oracle(data.key, data.value, data.cache, data.batch.slot_mapping_cpu)
         written = KVCache(k=data.cache.k.clone(), v=data.cache.v.clone())
         key, value = data.key.clone(), data.value.clone()
+        slots = data.batch.slot_mapping.clone()
         subject.instance(data).write_kv(data.key, data.value, written, data.batch.slot_mapping)
         for name, after, right in (
             ("keys", written.k, expected.k),
@@ -40,6 +43,8 @@ class WriteKv(Law):
                 raise LawViolation(_where(name, data, after, right), data)
         if not (same_bits(key, data.key) and same_bits(value, data.value)):
             raise LawViolation("write_kv changes the keys or values that it is given", data)
+        if not torch.equal(slots, data.batch.slot_mapping):
+            raise LawViolation("write_kv changes the slot mapping that it is given", data)
         return 0.0
 
 
@@ -72,11 +77,23 @@ def _list(numbers: list[int]) -> str:
     return text + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
 
 
+_BATCH_TENSORS = (
+    "query_start_loc",
+    "seq_lens",
+    "block_table",
+    "slot_mapping",
+    "query_start_loc_cpu",
+    "seq_lens_cpu",
+    "block_table_cpu",
+    "slot_mapping_cpu",
+)
+
+
 class NothingElse(Law):
     """``forward`` writes the rows of its queries and nothing else.
 
     Not the rows behind the last query (of ``out`` and of the LSE), not the cache, not the query,
-    not the sinks; it writes all rows of its queries, and returns ``out``.
+    not the sinks, not the batch; it writes all rows of its queries, and returns ``out``.
     """
 
     name = "nothing_else"
@@ -93,13 +110,15 @@ class NothingElse(Law):
         }
         if data.sinks is not None:
             inputs["the sinks"] = data.sinks
+        for name in _BATCH_TENSORS:
+            inputs[f"batch.{name}"] = getattr(data.batch, name)
         before = {name: tensor.clone() for name, tensor in inputs.items()}
         result = attend(
             subject.instance(data), data, with_lse=subject.capabilities.lse, filling=UNTOUCHED
         )
         for name, tensor in inputs.items():
             if not same_bits(before[name], tensor):
-                raise LawViolation(f"forward changes {name}", data)
+                raise LawViolation(f"plan or forward changes {name}", data)
         for name, written in (("out", result.out), ("the LSE", result.lse)):
             if written is None:
                 continue

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from ..results import PropertyResult
+from .search import keep_out_of_the_working_directory
 from .subject import Subject
 from .suite import SuiteObserver, SuiteOptions, SuiteRun
 
@@ -57,6 +58,7 @@ def _start() -> None:
     # Ctrl-C ends a child at once; the parent tells what was found.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
+    keep_out_of_the_working_directory()
 
 
 def _run_property(

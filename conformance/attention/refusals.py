@@ -74,6 +74,9 @@ class Refusals(Law):
 
     name = "refusals"
     kind = "one"
+    once = True
+    every_dtype = False
+    attends = False
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
         requests = list(undeclared(subject.capabilities, case))
@@ -121,6 +124,9 @@ class Declared(Law):
 
     name = "declared"
     kind = "one"
+    once = True
+    every_dtype = False
+    attends = False
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
         capabilities = subject.capabilities
@@ -158,14 +164,17 @@ def undeclared(capabilities: Capabilities, case: AttentionCase) -> Iterator[Requ
             yield Request("kv_dtype", name, {}, {"dtype": dtype}, ("kv_cache_dtype", name))
     if not capabilities.different_kv_dtype:
         for dtype in sorted(capabilities.kv_dtypes - {spec.dtype}, key=dtype_name):
-            words = ("kv_cache_dtype", dtype_name(dtype))
-            yield Request("kv_dtype", dtype_name(dtype), {}, {"dtype": dtype}, words)
+            name = dtype_name(dtype)
+            yield Request("kv_dtype", name, {}, {"dtype": dtype}, ("kv_cache_dtype", name))
     for name, (word, changes) in _features(spec).items():
         if not getattr(capabilities, name):
             yield Request(name, "on", changes, {}, (word,))
-    if not capabilities.different_v_head_size:
-        changes = {"v_head_size": 2 * spec.head_size}
-        yield Request("v_head_size", str(2 * spec.head_size), changes, changes, ("v_head_size",))
+    different = [2 * spec.head_size]
+    if capabilities.different_v_head_size:
+        different = outside(capabilities.head_sizes)
+    for size in different:
+        sizes_of = {"v_head_size": size}
+        yield Request("v_head_size", str(size), sizes_of, sizes_of, (f"v_head_size={size}",))
 
 
 def declared(capabilities: Capabilities, axes: Axes, case: AttentionCase) -> Iterator[Request]:
@@ -175,9 +184,8 @@ def declared(capabilities: Capabilities, axes: Axes, case: AttentionCase) -> Ite
         for size in getattr(axes, axis):
             yield Request(axis, str(size), *_resized(axis, size, spec), ())
     for dtype in axes.dtype:
-        changes = {"dtype": dtype}
-        both = {} if capabilities.different_kv_dtype else changes
-        yield Request("dtype", dtype_name(dtype), changes, both, ())
+        of_cache = {} if capabilities.different_kv_dtype else {"dtype": dtype}
+        yield Request("dtype", dtype_name(dtype), {"dtype": dtype}, of_cache, ())
     for dtype in axes.kv_dtype if capabilities.different_kv_dtype else ():
         yield Request("kv_dtype", dtype_name(dtype), {}, {"dtype": dtype}, ())
     for name, (_, changes) in _features(spec).items():
@@ -206,7 +214,9 @@ def outside(sizes: SizeSet) -> list[int]:
         candidates = {*near, 2 * max(sizes.exactly)}
     else:
         step = sizes.multiple_of
-        candidates = {sizes.minimum - 1, sizes.minimum - step, sizes.minimum * step + 1}
+        smallest = -(-sizes.minimum // step) * step
+        candidates = {sizes.minimum - 1, smallest - step, smallest + 1, smallest + step // 2}
+        candidates |= {smallest + step + step // 2}
         if sizes.maximum is not None:
             candidates |= {sizes.maximum + 1, sizes.maximum + step}
     return sorted(size for size in candidates if size >= 1 and size not in sizes)

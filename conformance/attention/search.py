@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import hypothesis
 from hypothesis import HealthCheck, Phase
-from hypothesis.errors import Flaky, HypothesisWarning
+from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.errors import HypothesisWarning
 
 from .axes import Axes
 from .cases import AttentionCase
-from .laws import Law
+from .laws import Law, NotTried
 from .strategies import cases
 from .subject import Subject
 
 #: Shrinking ends after this many seconds, with the smallest case found so far.
 SHRINK_SECONDS = 20.0
+
+
+def keep_out_of_the_working_directory() -> None:
+    """Let Hypothesis keep what it learns of the code in a temporary folder.
+
+    For processes of our own only: in a test suite its folder is the suite's business.
+    """
+    set_hypothesis_home_dir(str(Path(tempfile.gettempdir()) / "jackfield-hypothesis"))
 
 
 @dataclass
@@ -36,7 +47,7 @@ class Search:
     examples: int = 0
     max_error: float = 0.0
     case: AttentionCase | None = None
-    violation: Exception | None = None
+    violation: Exception | SystemExit | None = None
     flaky: bool = False
     _failed_at: float = field(default=0.0, repr=False)
 
@@ -55,11 +66,25 @@ class Search:
             self.examples += 1
         try:
             self.max_error = max(self.max_error, law.check(subject, case))
-        except Exception as violation:
+        except NotTried:
+            raise
+        except (Exception, SystemExit) as violation:
             if not self.failed:
                 self._failed_at = time.monotonic()
             self.case, self.violation = case, violation
             raise
+
+    def repeats(self, law: Law, subject: Subject) -> bool:
+        """Whether the case that failed fails twice more."""
+        if self.case is None:
+            return True
+        for _ in range(2):
+            try:
+                law.check(subject, self.case)
+            except (Exception, SystemExit):
+                continue
+            return False
+        return True
 
     @property
     def shrunk_enough(self) -> bool:
@@ -93,23 +118,32 @@ def search(
         shrink: whether a failing case is made small.
     """
     found = Search()
-    for case in _fitting(law, first):
-        seen(case)
+    for case in _fitting(law, first, axes):
         try:
             found.attempt(law, subject, case)
-        except Exception:
-            return _smaller(law, subject, axes, found, seed) if shrink else found
-    _random_cases(law, subject, axes, found, examples, seconds, seed, seen, shrink)
+        except (Exception, SystemExit):
+            if not found.failed:
+                raise
+            if shrink:
+                found = _smaller(law, subject, axes, found, seed)
+            break
+        seen(case)
+    if not found.failed:
+        _random_cases(law, subject, axes, found, examples, seconds, seed, seen, shrink)
+    if found.failed and shrink:
+        found.flaky = not found.repeats(law, subject)
     return found
 
 
-def _fitting(law: Law, candidates: Iterable[AttentionCase]) -> Iterator[AttentionCase]:
+def _fitting(law: Law, candidates: Iterable[AttentionCase], axes: Axes) -> Iterator[AttentionCase]:
+    """The cases that a law can be tried on, as it needs them, each once."""
+    kind = law.kind_for("mixed" in axes.batch)
     tried = set()
     for case in candidates:
         fitted = law.fit(case)
-        if law.kind == "one" and not fitted.sequences:
+        if kind == "one" and not fitted.sequences:
             continue
-        if law.kind == "decode" and any(shape.query_len != 1 for shape in fitted.sequences):
+        if kind == "decode" and any(shape.query_len != 1 for shape in fitted.sequences):
             continue
         if fitted not in tried:
             tried.add(fitted)
@@ -117,14 +151,13 @@ def _fitting(law: Law, candidates: Iterable[AttentionCase]) -> Iterator[Attentio
 
 
 def _smaller(law: Law, subject: Subject, axes: Axes, found: Search, seed: int) -> Search:
-    """A directed case failed: look for a smaller random one for a short while."""
+    """A fixed case failed: look for a smaller random one that fails alike, for a short while."""
     smaller = Search(examples=found.examples)
     _random_cases(law, subject, axes, smaller, 200, 10.0, seed, lambda case: None)
-    smaller.max_error = max(smaller.max_error, found.max_error)
-    if not smaller.failed:
-        found.max_error = smaller.max_error
+    if type(smaller.violation) is not type(found.violation):
         return found
     smaller.examples = found.examples
+    smaller.max_error = max(smaller.max_error, found.max_error)
     return smaller
 
 
@@ -145,18 +178,17 @@ def _random_cases(
 
     def attempt(case: AttentionCase) -> None:
         case = law.fit(case)
-        if found.failed:
+        if found.shrunk_enough:
+            # Hypothesis tries the smallest case once more before it ends.
             if case == found.case and found.violation is not None:
                 raise found.violation
-            if found.shrunk_enough:
-                return
-        elif time.monotonic() > deadline:
             return
-        else:
-            seen(case)
+        if not found.failed and time.monotonic() > deadline:
+            return
         found.attempt(law, subject, case)
+        seen(case)
 
-    test = hypothesis.given(cases(axes, law.kind))(attempt)
+    test = hypothesis.given(cases(axes, law.kind_for("mixed" in axes.batch)))(attempt)
     test = hypothesis.settings(
         max_examples=examples,
         database=None,
@@ -171,8 +203,8 @@ def _random_cases(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HypothesisWarning)
             hypothesis.seed(seed)(test)()
-    except Flaky:
-        found.flaky = True
-    except Exception:
+    except (Exception, SystemExit):
+        # What a case raised is in ``found``; that Hypothesis calls it flaky says nothing, since
+        # shrinking may have been cut short.
         if not found.failed:
             raise

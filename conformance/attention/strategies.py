@@ -129,6 +129,9 @@ def batches(
     for length in [draw(lengths) for _ in range(count)]:
         own = draw(st.sampled_from(_MIXED)) if name == "mixed" else name
         shapes.append(SequenceShape(length, draw(_query_lens(own, length))))
+    if "mixed" not in axes.batch and name in ("prefill", "chunk"):
+        # One new token is decoding, which may not stand beside these.
+        shapes = [shape for shape in shapes if shape.query_len > 1]
     if len(shapes) > 1 and draw(st.booleans()):
         shapes = list(_with_shared_prefix(shapes, block_size))
     return tuple(shapes)
@@ -202,10 +205,13 @@ def directed_cases(axes: Axes) -> Iterator[AttentionCase]:
     yield from _lengths(axes)
     plain = plain_case(axes)
     yield replace(plain, sequences=())
-    length = min(2 * plain.block_size + 1, axes.scale.max_seq_len)
-    common = (length - 1) // plain.block_size
-    sequences = (SequenceShape(length, 1), SequenceShape(length, 1, common))
-    yield replace(plain, sequences=sequences, shuffle=0)
+    small = plain_case(replace(axes, block_size=(min(axes.block_size),)))
+    length, common = 2 * small.block_size + 1, 2
+    if "decode" in axes.batch:
+        sequences = (SequenceShape(length, 1), SequenceShape(length, 1, common))
+    else:
+        sequences = (SequenceShape(length + 1, 2), SequenceShape(length + 1, 2, common))
+    yield replace(small, sequences=sequences, shuffle=0)
     if "mixed" in axes.batch:
         idle = (SequenceShape(3, 1), SequenceShape(length, 0), SequenceShape(2, 1))
         yield replace(plain, sequences=(*idle, SequenceShape(4, 0)))
@@ -242,10 +248,13 @@ def _value_head_sizes(axes: Axes) -> Iterator[AttentionCase]:
 
 def _lengths(axes: Axes) -> Iterator[AttentionCase]:
     """Decode around the end of a block, and far past everything; prefill of several row tiles."""
-    plain = plain_case(axes)
-    for length in (1, plain.block_size - 1, plain.block_size, plain.block_size + 1):
-        if 1 <= length <= axes.scale.max_seq_len:
-            yield replace(plain, sequences=(SequenceShape(length, 1),))
+    for block_size in {min(axes.block_size), plain_case(axes).block_size}:
+        plain = plain_case(replace(axes, block_size=(block_size,)))
+        for length in (1, block_size - 1, block_size, block_size + 1, 2 * block_size + 1):
+            if length >= 1 and "decode" in axes.batch:
+                yield replace(plain, sequences=(SequenceShape(length, 1),))
+            elif length > 1:
+                yield replace(plain, sequences=(SequenceShape(length, length),))
     narrow = replace(axes, head_size=(min(axes.head_size),), scale=replace(axes.scale, max_heads=1))
     few = plain_case(narrow)
     for length in axes.scale.long_seq_lens:
@@ -255,6 +264,12 @@ def _lengths(axes: Axes) -> Iterator[AttentionCase]:
             yield replace(few, sequences=(SequenceShape(length, length),))
         if length < 2000 and "chunk" in axes.batch:
             yield replace(few, sequences=(SequenceShape(length, 129),))
+
+
+def few_cases(axes: Axes) -> Iterator[AttentionCase]:
+    """A plain case for every kind of batch: what each law is tried on at least."""
+    for kind in axes.batch:
+        yield plain_case(replace(axes, batch=(kind,)))
 
 
 def plain_case(axes: Axes) -> AttentionCase:
@@ -282,7 +297,7 @@ def plain_case(axes: Axes) -> AttentionCase:
     longest = axes.scale.max_seq_len
     if axes.scale.long_seq_lens:
         longest = max(longest, block_size + 1)
-    lengths = (min(block_size + 1, longest), min(2 * block_size, longest), 3)
+    lengths = (min(max(block_size + 1, 4), longest), min(max(2 * block_size, 6), longest), 3)
     return AttentionCase(
         spec=spec,
         kv_dtype=dtype if dtype in axes.kv_dtype else axes.kv_dtype[0],

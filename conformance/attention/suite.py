@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..results import PropertyResult, Report, Status, uncovered
 from .axes import SCALES, Axes, value_name
 from .cases import AttentionCase
 from .coverage import Coverage
-from .laws import Law
+from .laws import Law, NotTried
 from .laws_bitwise import BITWISE_LAWS
 from .laws_composition import COMPOSITION_LAWS
 from .laws_meaning import MEANING_LAWS
@@ -29,7 +29,7 @@ from .laws_memory import MEMORY_LAWS
 from .refusals import CAPABILITY_LAWS
 from .reproducer import reproducer_name, write_reproducer
 from .search import Search, search
-from .strategies import directed_cases, plain_case
+from .strategies import directed_cases, few_cases, plain_case
 from .subject import LawViolation, Subject, attend
 
 T = TypeVar("T")
@@ -42,10 +42,6 @@ ALL_LAWS: tuple[Law, ...] = (
     *BITWISE_LAWS,
     *COMPOSITION_LAWS,
 )
-#: Laws that one case says everything about.
-ONCE = ("refusals", "declared", "large_addresses")
-#: Laws that are tried on the fixed cases before the random ones.
-DIRECTED = ("meaning", "lse", "write_kv")
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Profile:
 
 PROFILES: Mapping[str, Profile] = {
     "quick": Profile(examples=50, seconds=0.8, scale="small"),
-    "full": Profile(examples=400, seconds=60.0, scale="large"),
+    "full": Profile(examples=400, seconds=30.0, scale="large"),
     "soak": Profile(examples=20_000, seconds=3600.0, scale="large"),
 }
 #: Most processes that a run takes unasked.
@@ -189,7 +185,7 @@ class SuiteRun:
         for law in self.laws:
             for dtype in self.axes.dtype:
                 yield law, dtype
-                if law.name in ("refusals", "declared"):
+                if not law.every_dtype:
                     break
 
     def property(self, law: Law, dtype: torch.dtype, observer: SuiteObserver) -> PropertyResult:
@@ -204,31 +200,48 @@ class SuiteRun:
             observer.finished(result)
             return result
         axes = replace(self.axes, dtype=(dtype,))
-        once = law.name in ONCE
-        planned = 0 if once else self.profile.examples * law.weight
+        planned = 0 if law.once else self.profile.examples * law.weight
         observer.started(law.name, variant, planned)
         tried = 0
 
         def seen(case: AttentionCase) -> None:
             nonlocal tried
             tried += 1
-            self.coverage.add(case, law.name)
+            if law.attends:
+                self.coverage.add(case, law.name)
             observer.progressed(law.name, variant, tried)
 
+        try:
+            found = self._search(law, axes, variant, planned, seen)
+        except NotTried as reason:
+            result = PropertyResult(
+                law.name, law.title(), variant, Status.NOT_CLAIMED, reason=str(reason)
+            )
+            observer.finished(result)
+            return result
+        result = self._result(law, variant, found, time.perf_counter() - started)
+        observer.finished(result)
+        return result
+
+    def _search(
+        self,
+        law: Law,
+        axes: Axes,
+        variant: str,
+        planned: int,
+        seen: Callable[[AttentionCase], None],
+    ) -> Search:
         with few_threads(axes):
-            found = search(
+            return search(
                 law,
                 self.subject,
                 axes,
                 examples=planned,
                 seconds=self.profile.seconds * law.weight,
                 seed=zlib.crc32(f"{self.options.seed} {law.name} {variant}".encode()),
-                first=self._first_cases(law, axes, once),
+                first=first_cases(law, axes),
                 seen=seen,
             )
-        result = self._result(law, variant, found, time.perf_counter() - started)
-        observer.finished(result)
-        return result
 
     def uncovered_by_directed_cases(self) -> tuple[str, ...]:
         """Declared values that none of the fixed cases has, as ``axis=value``."""
@@ -237,12 +250,6 @@ class SuiteRun:
             for case in directed_cases(replace(self.axes, dtype=(dtype,))):
                 coverage.add(case, "lse")
         return uncovered(coverage.table())
-
-    def _first_cases(self, law: Law, axes: Axes, once: bool) -> Iterator[AttentionCase]:
-        if once:
-            yield plain_case(axes)
-        elif law.name in DIRECTED:
-            yield from directed_cases(axes)
 
     def _result(self, law: Law, variant: str, found: Search, seconds: float) -> PropertyResult:
         measured = found.max_error if found.max_error > 0 else None
@@ -257,14 +264,15 @@ class SuiteRun:
             variant=variant,
             status=Status.FAILED,
             examples=found.examples,
-            max_error=measured,
             seconds=seconds,
             reason=reason,
             case=str(found.case),
             reproducer=self._reproducer(law, variant, found.case, found.violation),
         )
 
-    def _reproducer(self, law: Law, variant: str, case: AttentionCase, violation: Exception) -> str:
+    def _reproducer(
+        self, law: Law, variant: str, case: AttentionCase, violation: Exception | SystemExit
+    ) -> str:
         directory = self.options.reproducers
         if directory is None:
             return ""
@@ -297,6 +305,13 @@ class SuiteRun:
             coverage={} if options.laws else self.coverage.table(),
             capabilities=described(self.subject.capabilities),
         )
+
+
+def first_cases(law: Law, axes: Axes) -> list[AttentionCase]:
+    """The fixed cases that a law is tried on before the random ones."""
+    if law.once:
+        return [plain_case(axes)]
+    return [*few_cases(axes), *(directed_cases(axes) if law.directed else ())]
 
 
 def _refuse_unusable(subject: Subject, capabilities: Capabilities) -> None:
