@@ -172,6 +172,9 @@ class Steps(Law):
     name = "steps"
     bitwise = True
 
+    def fit(self, case: AttentionCase) -> AttentionCase:
+        return replace(case, padding_rows=case.num_tokens + 3)
+
     def check(self, subject: Subject, case: AttentionCase) -> float:
         data = subject.build(case)
         used = subject.instance(data)
@@ -185,6 +188,12 @@ class Steps(Law):
         share = compare.check(plain, result, data)
         result = attend(used, data, with_lse=lse)
         compare = Comparison(self, subject, "other batches computed before")
+        behind = result.out[result.num_tokens :]
+        if not same_bits(behind, torch.full_like(behind, UNTOUCHED)):
+            raise LawViolation(
+                "with larger batches computed before, forward writes rows behind the last query",
+                data,
+            )
         return max(share, compare.check(plain, result, data))
 
 

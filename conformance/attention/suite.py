@@ -61,7 +61,7 @@ class Profile:
 
 PROFILES: Mapping[str, Profile] = {
     "quick": Profile(examples=50, seconds=0.8, scale="small"),
-    "full": Profile(examples=400, seconds=30.0, scale="large"),
+    "full": Profile(examples=400, seconds=15.0, scale="large"),
     "soak": Profile(examples=20_000, seconds=3600.0, scale="large"),
 }
 #: Most processes that a run takes unasked.
