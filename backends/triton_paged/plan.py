@@ -26,7 +26,8 @@ class TritonPlan(AttentionPlan):
     Attributes:
         buffer: everything that is copied to the device, int32; the next three are parts of it.
         prefill_items, decode_items: see ``WorkLists``, flat.
-        table: the block table, ``[S, width]`` of the batch, flat.
+        table: the block table, ``[S, width]`` of the batch, flat, and what the kernels may read,
+            not use, behind it.
         partial_out, partial_sums, arrivals: buffers of the decode kernel, shared by all plans of a
             backend.
         slot_rows: query rows times group size of a partial result.
@@ -107,11 +108,11 @@ class PlanMaker:
         sizes = (
             len(work.prefill) * PREFILL_SIZE,
             (most_items + programs) * DECODE_SIZE,
-            num_seqs * width,
-            geometry.table_overrun,
+            # A table without columns would be a null pointer, and kernels read past its end.
+            num_seqs * width + geometry.table_overrun,
         )
         buffer = torch.empty(sum(sizes), dtype=torch.int32, device=self._device)
-        prefill, decode, table, _ = torch.split(buffer, list(sizes))
+        prefill, decode, table = torch.split(buffer, list(sizes))
         slot_rows = work.longest_decoded * geometry.group_size
         self._reserve(stored, slot_rows)
         return TritonPlan(

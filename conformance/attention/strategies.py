@@ -267,9 +267,11 @@ def _lengths(axes: Axes) -> Iterator[AttentionCase]:
 
 
 def few_cases(axes: Axes) -> Iterator[AttentionCase]:
-    """A plain case for every kind of batch: what each law is tried on at least."""
+    """A plain case for every kind of batch, and an empty one: every law is tried on these."""
     for kind in axes.batch:
         yield plain_case(replace(axes, batch=(kind,)))
+    # With no columns in its block table.
+    yield replace(plain_case(axes), sequences=(), extra_columns=0)
 
 
 def plain_case(axes: Axes) -> AttentionCase:

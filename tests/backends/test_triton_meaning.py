@@ -251,6 +251,22 @@ def test_rows_without_a_visible_key_are_zero(causal: bool, rows: int, sinks: boo
     assert_meaning(case, out, lse)
 
 
+@pytest.mark.parametrize("num_heads", [2, 40])
+def test_a_block_table_without_columns_is_no_null_pointer(num_heads: int) -> None:
+    """A sequence without tokens alone: torch gives an empty tensor the address 0."""
+    spec = AttentionSpec(num_heads, 1, 16, 16, 0.25, torch.float32)
+    case = make_case(spec, make_batch([0], [0], 8, 2, extra_columns=0), 8, 2)
+    starts = torch.tensor([0, 1], dtype=torch.int32)
+    batch = replace(case.batch, query_start_loc=starts, query_start_loc_cpu=starts)
+    assert batch.block_table.numel() == 0
+    case = placed(replace(case, batch=batch))
+    backend = backend_of(case)
+    assert backend.plan(case.batch).table.data_ptr() != 0
+    out, lse = attend(backend, case)
+    assert bool((out[:1] == 0).all())
+    assert bool((lse[:1] == -torch.inf).all())
+
+
 def test_an_empty_batch_does_nothing() -> None:
     case = placed(make_case(layer(), make_batch([], [], 8, 4), 8, 4))
     out, lse = attend(backend_of(case), case)
