@@ -15,8 +15,8 @@ rows  F.linear  mm(weight, x.t()).t()  packed
 1024     666.8                         625.6
 ====  ========  ====================  ======
 
-Where the CPU has instructions for bfloat16 products (AVX512-BF16), the packed weight is bfloat16 and
-takes a fifth off a whole generation of 16 prompts: 5.2 s became 4.2 s.
+Where the CPU has instructions for bfloat16 products (AVX512-BF16), the packed weight is bfloat16
+and takes a fifth off a whole generation of 16 prompts: 5.2 s became 4.2 s.
 
 Without instructions for 16-bit products, F.linear in bfloat16 or float16 is bound by arithmetic
 from 4 rows on (18 GFLOP/s against 140 in float32), so the packed weight is float32 there too.

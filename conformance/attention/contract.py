@@ -18,7 +18,14 @@ from ...core.options import PartOptions
 from ..results import PropertyResult, Report, Status
 from .laws import Law
 from .subject import Subject
-from .suite import SuiteObserver, SuiteOptions, SuiteRun, run_suite
+from .suite import (
+    ALL_LAWS,
+    SuiteObserver,
+    SuiteOptions,
+    SuiteRun,
+    run_suite,
+    why_unusable,
+)
 
 Property = tuple[Law, torch.dtype]
 
@@ -32,6 +39,7 @@ def assert_conforms(
     seed: int = 0,
     only: Mapping[str, Sequence[str]] | None = None,
     laws: Sequence[str] = (),
+    scale: str | None = None,
     reproducers: Path | None = None,
 ) -> Report:
     """Try every law on a backend.
@@ -40,7 +48,7 @@ def assert_conforms(
         backend: the class.
         device: where it runs.
         options: passed to its constructor.
-        profile, seed, only, laws, reproducers: as in ``SuiteOptions``.
+        profile, seed, only, laws, scale, reproducers: as in ``SuiteOptions``.
 
     Returns:
         The report.
@@ -55,6 +63,7 @@ def assert_conforms(
         seed=seed,
         only=dict(only or {}),
         laws=tuple(laws),
+        scale=scale,
         reproducers=reproducers,
         command=f"assert_conforms({backend.__name__})",
     )
@@ -77,11 +86,14 @@ def failure_text(result: PropertyResult) -> str:
 class AttentionContract:
     """Every law of the suite as a test of its own; a subclass names the backend.
 
+    Where the backend cannot run on the device, all tests are skipped with the reason. To collect
+    the tests, the backend is asked for its capabilities and nothing else.
+
     Class attributes:
         backend: the class under test.
         device: where it runs.
         options: passed to its constructor.
-        profile, seed, only, laws: as in ``SuiteOptions``.
+        profile, seed, only, laws, scale, reproducers: as in ``SuiteOptions``.
     """
 
     backend: ClassVar[type[AttentionBackend] | None] = None
@@ -91,31 +103,52 @@ class AttentionContract:
     seed: ClassVar[int] = 0
     only: ClassVar[Mapping[str, Sequence[str]]] = {}
     laws: ClassVar[Sequence[str]] = ()
-    _prepared: ClassVar[tuple[type[AttentionBackend], SuiteRun] | None] = None
+    scale: ClassVar[str | None] = None
+    reproducers: ClassVar[Path | None] = None
+    _prepared: ClassVar[SuiteRun | None] = None
 
     @classmethod
     def suite_run(cls) -> SuiteRun:
         """The run that the tests of this class share."""
+        subject, options = cls._settings()
+        run = cls._prepared
+        # A subclass finds its parent's run here, which is its own only if all settings are.
+        if run is None or (run.subject, run.options) != (subject, options):
+            run = SuiteRun.prepare(subject, options)
+            cls._prepared = run
+        return run
+
+    @classmethod
+    def _settings(cls) -> tuple[Subject, SuiteOptions]:
         if cls.backend is None:
             raise TypeError(f"{cls.__name__} has to set `backend` to an attention backend class")
-        if cls._prepared is None or cls._prepared[0] is not cls.backend:
-            options = SuiteOptions(
-                profile=cls.profile, seed=cls.seed, only=dict(cls.only), laws=tuple(cls.laws)
-            )
-            subject = Subject(cls.backend, torch.device(cls.device), cls.options)
-            cls._prepared = (cls.backend, SuiteRun.prepare(subject, options))
-        return cls._prepared[1]
+        options = SuiteOptions(
+            profile=cls.profile,
+            seed=cls.seed,
+            only=dict(cls.only),
+            laws=tuple(cls.laws),
+            scale=cls.scale,
+            reproducers=cls.reproducers,
+        )
+        return Subject(cls.backend, torch.device(cls.device), cls.options), options
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One test for each law and dtype."""
+        """One test for each law and dtype; for each law, if the backend cannot run."""
         if "law_and_dtype" not in metafunc.fixturenames:
             return
-        properties = list(type(self).suite_run().properties())
+        subject, options = type(self)._settings()
+        if why_unusable(subject) is not None:
+            names = list(options.laws) or [law.name for law in ALL_LAWS]
+            metafunc.parametrize("law_and_dtype", [None] * len(names), ids=names)
+            return
+        properties = list(SuiteRun.unprobed(subject, options).properties())
         names = [f"{law.name}-{dtype_name(dtype)}" for law, dtype in properties]
         metafunc.parametrize("law_and_dtype", properties, ids=names)
 
-    def test_law(self, law_and_dtype: Property) -> None:
+    def test_law(self, law_and_dtype: Property | None) -> None:
         """One law with one dtype."""
+        self._skip_if_unusable()
+        assert law_and_dtype is not None
         law, dtype = law_and_dtype
         result = type(self).suite_run().property(law, dtype, SuiteObserver())
         if result.status is Status.NOT_CLAIMED:
@@ -125,7 +158,13 @@ class AttentionContract:
 
     def test_everything_declared_is_exercised(self) -> None:
         """No declared capability is without an example, the fixed ones alone counted."""
+        self._skip_if_unusable()
         if self.laws:
             pytest.skip("only some laws are tried")
         uncovered = type(self).suite_run().uncovered_by_directed_cases()
         assert not uncovered, f"declared, but in no example: {', '.join(uncovered)}"
+
+    def _skip_if_unusable(self) -> None:
+        reason = why_unusable(type(self)._settings()[0])
+        if reason is not None:
+            pytest.skip(reason)

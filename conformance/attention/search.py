@@ -20,6 +20,9 @@ from .laws import Law, NotTried
 from .strategies import cases
 from .subject import Subject
 
+#: Most times that a failing case is tried again, and seconds after which it is not any more.
+_REPEATS = 10
+_REPEAT_SECONDS = 1.0
 #: Shrinking ends after this many seconds, with the smallest case found so far.
 SHRINK_SECONDS = 20.0
 
@@ -75,10 +78,16 @@ class Search:
             raise
 
     def repeats(self, law: Law, subject: Subject) -> bool:
-        """Whether the case that failed fails twice more."""
+        """Whether the case that failed fails whenever it is tried again.
+
+        That is twice at least, and more often as long as it takes no time to speak of.
+        """
         if self.case is None:
             return True
-        for _ in range(2):
+        started = time.monotonic()
+        for number in range(_REPEATS):
+            if number >= 2 and time.monotonic() - started > _REPEAT_SECONDS:
+                break
             try:
                 law.check(subject, self.case)
             except (Exception, SystemExit):
@@ -186,7 +195,8 @@ def _random_cases(
         if not found.failed and time.monotonic() > deadline:
             return
         found.attempt(law, subject, case)
-        seen(case)
+        if not found.failed:
+            seen(case)
 
     test = hypothesis.given(cases(axes, law.kind_for("mixed" in axes.batch)))(attempt)
     test = hypothesis.settings(

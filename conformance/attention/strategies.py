@@ -200,6 +200,9 @@ def directed_cases(axes: Axes) -> Iterator[AttentionCase]:
                 continue
             narrow: dict[str, Any] = {axis: (value,)}
             yield plain_case(replace(axes, **narrow))
+    if True in axes.sliding_window:
+        windowed = plain_case(replace(axes, sliding_window=(True,)))
+        yield replace(windowed, spec=replace(windowed.spec, sliding_window=1))
     yield from _pairs_of_features(axes)
     yield from _value_head_sizes(axes)
     yield from _lengths(axes)

@@ -119,13 +119,14 @@ def run_suite(
             the device at all.
     """
     observer = observer or SuiteObserver()
-    run = SuiteRun.prepare(subject, options)
+    run = SuiteRun.unprobed(subject, options)
     jobs = options.jobs or run.sensible_jobs()
     if jobs > 1:
         from .parallel import run_parallel
 
-        results = run_parallel(run, jobs, observer)
+        run, results = run_parallel(run, jobs, observer)
     else:
+        run = run.probed()
         results = [run.property(law, dtype, observer) for law, dtype in run.properties()]
     return run.report(results)
 
@@ -151,9 +152,34 @@ class SuiteRun:
 
     @staticmethod
     def prepare(subject: Subject, options: SuiteOptions) -> SuiteRun:
-        """Check the options and find out how fast the backend is."""
+        """Check the options and find out how fast the backend is.
+
+        Raises:
+            ConfigError: as ``run_suite`` says.
+        """
+        return SuiteRun.unprobed(subject, options).probed()
+
+    def probed(self) -> SuiteRun:
+        """The run with tiny cases if the backend is slow and no scale was asked for."""
+        slow = self.options.scale is None and _seconds_of_probe(self) > SLOW_SECONDS
+        return self.at_scale("tiny") if slow else self
+
+    def at_scale(self, scale: str) -> SuiteRun:
+        """The same run with cases of another size; nothing that was covered is kept."""
+        run = SuiteRun.unprobed(self.subject, replace(self.options, scale=scale))
+        return replace(run, options=self.options)
+
+    @staticmethod
+    def unprobed(subject: Subject, options: SuiteOptions) -> SuiteRun:
+        """Check the options; the backend is asked for its capabilities and nothing else.
+
+        Raises:
+            ConfigError: as ``run_suite`` says.
+        """
         capabilities = subject.capabilities
-        _refuse_unusable(subject, capabilities)
+        unusable = why_unusable(subject)
+        if unusable is not None:
+            raise ConfigError(unusable)
         profile = _named("profile", options.profile, PROFILES)
         by_name = {law.name: law for law in ALL_LAWS}
         laws = tuple(_named("law", name, by_name) for name in options.laws)
@@ -162,9 +188,6 @@ class SuiteRun:
         if not axes.different_kv_dtype:
             both = tuple(dtype for dtype in axes.dtype if dtype in axes.kv_dtype)
             axes = replace(axes, dtype=both, kv_dtype=both)
-        if options.scale is None and _seconds_of_probe(subject, axes) > SLOW_SECONDS:
-            scale = "tiny"
-            axes = replace(axes, scale=SCALES[scale])
         return SuiteRun(
             subject=subject,
             options=options,
@@ -257,7 +280,14 @@ class SuiteRun:
             return PropertyResult(
                 law.name, law.title(), variant, Status.PASSED, found.examples, measured, seconds
             )
-        reason = _reason(found)
+        reason, reproducer = _reason(found), ""
+        try:
+            reproducer = self._reproducer(law, variant, found.case, found.violation)
+        except OSError:
+            raise
+        except Exception as error:
+            # After some failures nothing can be computed on the device any more.
+            reason += f" (no reproducer: {type(error).__name__}: {error})"
         return PropertyResult(
             law=law.name,
             title=law.title(),
@@ -267,7 +297,7 @@ class SuiteRun:
             seconds=seconds,
             reason=reason,
             case=str(found.case),
-            reproducer=self._reproducer(law, variant, found.case, found.violation),
+            reproducer=reproducer,
         )
 
     def _reproducer(
@@ -314,16 +344,29 @@ def first_cases(law: Law, axes: Axes) -> list[AttentionCase]:
     return [*few_cases(axes), *(directed_cases(axes) if law.directed else ())]
 
 
-def _refuse_unusable(subject: Subject, capabilities: Capabilities) -> None:
-    name = subject.backend.name
+def why_unusable(subject: Subject) -> str | None:
+    """Why the backend cannot run on the device at all; None if it can."""
+    name, device = subject.backend.name, subject.device
+    capabilities = subject.capabilities
     if capabilities.missing is not None:
-        raise ConfigError(f"attention backend {name!r} cannot run here: {capabilities.missing}")
-    if subject.device.type not in capabilities.device_types:
+        return f"attention backend {name!r} cannot run here: {capabilities.missing}"
+    if device.type not in capabilities.device_types:
         supported = ", ".join(sorted(capabilities.device_types))
-        raise ConfigError(
-            f"attention backend {name!r} does not support --device {subject.device.type} "
+        return (
+            f"attention backend {name!r} does not support --device {device.type} "
             f"(supported: {supported})"
         )
+    if device.type != "cuda":
+        return None
+    if not torch.cuda.is_available():
+        return f"attention backend {name!r} cannot run on --device {device}: torch finds no GPU"
+    needed, found = capabilities.compute_capability, torch.cuda.get_device_capability(device)
+    if needed is not None and found < needed:
+        return (
+            f"attention backend {name!r} needs compute capability {needed[0]}.{needed[1]}; "
+            f"--device {device} has {found[0]}.{found[1]}"
+        )
+    return None
 
 
 def _named(kind: str, name: str, known: Mapping[str, T]) -> T:
@@ -338,7 +381,7 @@ def _named(kind: str, name: str, known: Mapping[str, T]) -> T:
 def few_threads(axes: Axes) -> Iterator[None]:
     """One thread where tensors are so small that handing them to others takes longer."""
     threads = torch.get_num_threads()
-    if axes.scale is not SCALES["large"]:
+    if axes.scale.max_heads < SCALES["large"].max_heads:
         torch.set_num_threads(1)
     try:
         yield
@@ -346,16 +389,16 @@ def few_threads(axes: Axes) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _seconds_of_probe(subject: Subject, axes: Axes) -> float:
+def _seconds_of_probe(run: SuiteRun) -> float:
     """Time of one plain batch, compilation not counted; 0 if the backend fails at it."""
-    case = plain_case(axes)
+    subject, case = run.subject, plain_case(run.axes)
     try:
         data = subject.build(case)
         instance = subject.instance(data)
         attend(instance, data)
         started = time.perf_counter()
         attend(instance, data)
-    except Exception:
+    except (Exception, SystemExit):
         # A law will say what is wrong; the time does not matter then.
         return 0.0
     return time.perf_counter() - started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,9 @@ from jackfield.conformance.attention.laws import Law
 from jackfield.conformance.attention.mutants import MUTANTS
 from jackfield.conformance.attention.suite import ALL_LAWS, PROFILES, described
 from jackfield.conformance.attention.truth import attend, error_bounds
+from jackfield.conformance.published import published
+from jackfield.conformance.report_text import percentage, to_markdown
+from jackfield.conformance.results import Report
 from jackfield.core.attention import AttentionBackend, Capabilities
 from jackfield.entrypoints.cli import app
 
@@ -224,6 +228,64 @@ def test_options_are_those_of_the_page(backend: type[AttentionBackend], backends
     section = sections(backends_page, "##")[f"`{backend.name}`"]
     expected = option_table(backend)
     assert expected in section, f"write:\n\n{expected}"
+
+
+def own_reports() -> dict[str, Report]:
+    """Reports that come with the built-in backends, by file name."""
+    return {one.path.name: one.report for one in published("jackfield") if one.report is not None}
+
+
+def test_published_reports_are_those_of_the_page(backends_page: str, repository: Path) -> None:
+    section = sections(backends_page, "##")["Published reports"]
+    reports = own_reports()
+    linked = re.findall(r"^\| `(\w+)` \| \[.+?\]\(conformance/(.+?)\.md\)", section, re.MULTILINE)
+    assert sorted(f"{file}.json" for _, file in linked) == sorted(reports)
+    for part, file in linked:
+        report = reports[f"{file}.json"]
+        assert report.ok
+        assert report.part == part
+        (row,) = [line for line in section.splitlines() if f"({'conformance/' + file}.md)" in line]
+        assert f"{sum(one.examples for one in report.results):,} examples" in row
+        path = repository / "docs" / "conformance" / f"{file}.md"
+        assert path.read_text(encoding="utf-8") == to_markdown(report)
+
+
+def test_calibration_is_that_of_the_published_report(conformance_page: str) -> None:
+    report = own_reports()["torch_sdpa-h200.json"]
+    for what, laws in (("output", ["meaning"]), ("LSE", ["lse"]), ("any law", [])):
+        largest: dict[str, float] = {}
+        for one in report.results:
+            if not laws or one.law in laws:
+                largest[one.variant] = max(largest.get(one.variant, 0.0), one.max_error or 0.0)
+        cells = (
+            percentage(largest[name]).replace("%", " %")
+            for name in ("float64", "float32", "bfloat16", "float16")
+        )
+        row = re.escape(f"| `torch_sdpa`, H200, {what} |") + ".+" + re.escape(" | ".join(cells))
+        assert re.search(row, conformance_page), row
+
+
+def test_kernel_times_are_those_of_the_benchmark(backends_page: str, repository: Path) -> None:
+    file = repository / "benchmarks" / "results" / "attention_gpu.json"
+    times = json.loads(file.read_text(encoding="utf-8"))
+    dense = {one["case"]: one for one in times["results"] if one["what"].startswith("torch")}
+    rows = []
+    for one in times["results"]:
+        if one["what"] == "default":
+            decode = one["case"].startswith("decode")
+            rate = f"{one['TB/s']:.2f} TB/s" if decode else f"{one['TFLOP/s']:.0f} TFLOP/s"
+            torch_cell = "-"
+            if one["case"] in dense:
+                other = dense[one["case"]]
+                torch_cell = f"{other['us']:.0f} us, {other['TFLOP/s']:.0f} TFLOP/s"
+            time = f"{one['us']:.{0 if one['us'] >= 100 else 1}f}"
+            share = f"{100 * one['share']:.0f} %"
+            rows.append(f"| `{one['case']}` | {time} | {rate} | {share} | {torch_cell} |")
+    expected = "\n".join(rows)
+    assert rows
+    assert expected in backends_page, f"write:\n\n{expected}"
+    assert f"{times['ceilings']['read'] / 1e12:.2f} TB/s" in backends_page
+    assert f"{times['ceilings']['matmul'] / 1e12:.0f} TFLOP/s" in backends_page
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -127,7 +127,7 @@ def test_a_broken_backend(
     assert "meaning, float32: FAIL, " in printed.err
     assert "--reproducers DIR" in printed.err
     assert "FAILED: 1 law failed" in printed.out.splitlines()[-1]
-    assert "case: " in printed.out
+    assert "the smallest case found:" in printed.out
     (result,) = read_report(folder / "r.json").results
     assert result.status is Status.FAILED
     assert attention(monkeypatch, backend, *flags, "--reproducers", "found") == 1

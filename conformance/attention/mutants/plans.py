@@ -1,4 +1,4 @@
-"""Mutants that keep something from an earlier plan, forward or layer."""
+"""Mutants that keep something of an earlier step or layer, or plan for some sizes only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ....core.attention import AttentionBatch, AttentionPlan, Capabilities, KVCache
-from ..plain_backend import PlainBackend, PlainPlan, PlannedSequence, own_plan
+from ....core.attention import (
+    AttentionBatch,
+    AttentionPlan,
+    AttentionSpec,
+    Capabilities,
+    KVCache,
+    KVCacheSpec,
+    SizeSet,
+)
+from ....core.options import PartOptions
+from ..plain_backend import Attended, PlainBackend, PlainPlan, PlannedSequence, own_plan
 from .registry import mutant
 
 
@@ -193,3 +202,113 @@ class _ReplayedPlanIsNotUpdated(PlainBackend):
 
     def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> AttentionPlan:
         return super().plan(batch)
+
+
+@dataclass
+class _PlanWithRows(PlainPlan):
+    """A plan that knows how many rows the largest batch had.
+
+    Attributes:
+        num_rows: query rows of the largest batch so far.
+    """
+
+    num_rows: int = 0
+
+
+@mutant(
+    "rows_of_an_earlier_batch_stay",
+    "Rows that an earlier, larger batch had are written behind the last query.",
+)
+class _RowsOfAnEarlierBatchStay(PlainBackend):
+    _most_rows: int = 0
+
+    def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> AttentionPlan:
+        self._most_rows = max(self._most_rows, batch.num_tokens)
+        return _PlanWithRows(own_plan(super().plan(batch, into)).sequences, self._most_rows)
+
+    def forward(
+        self,
+        query: Tensor,
+        cache: KVCache,
+        plan: AttentionPlan,
+        out: Tensor,
+        *,
+        sinks: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> Tensor:
+        super().forward(query, cache, plan, out, sinks=sinks, lse=lse)
+        if isinstance(plan, _PlanWithRows):
+            end_row = max((one.end_row for one in plan.sequences), default=0)
+            out[end_row : plan.num_rows] = 0
+        return out
+
+
+@mutant(
+    "scratch_of_the_longest_batch",
+    "Decode is split by the length of the longest batch so far, so that sums are rounded anew.",
+)
+class _ScratchOfTheLongestBatch(PlainBackend):
+    _longest: int = 0
+
+    def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> AttentionPlan:
+        self._longest = max(self._longest, batch.max_seq_len)
+        return super().plan(batch, into)
+
+    def runs(self, seen: range) -> list[range]:
+        length = max(1, -(-self._longest // 4))
+        starts = range(seen.start, max(seen.stop, seen.start + 1), length)
+        return [range(start, min(start + length, seen.stop)) for start in starts]
+
+
+@mutant("seq_lens_changed_by_plan", "The plan makes context lengths of the caller's seq_lens.")
+class _SeqLensChangedByPlan(PlainBackend):
+    def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> AttentionPlan:
+        plan = super().plan(batch, into)
+        batch.seq_lens.sub_(batch.query_start_loc[1:] - batch.query_start_loc[:-1])
+        return plan
+
+
+@mutant(
+    "undeclared_size_of_value_head_accepted",
+    "Value heads up to 256 are declared, larger ones accepted and planned as if they had 256.",
+)
+class _UndeclaredSizeOfValueHeadAccepted(PlainBackend):
+    @classmethod
+    def capabilities(cls, device: torch.device) -> Capabilities:
+        return replace(super().capabilities(device), head_sizes=SizeSet(maximum=256))
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        cache: KVCacheSpec,
+        device: torch.device,
+        options: PartOptions | None = None,
+    ) -> None:
+        fitting = min(spec.v_head_size, 256)
+        super().__init__(
+            replace(spec, v_head_size=fitting),
+            replace(cache, v_head_size=fitting),
+            device,
+            options,
+        )
+
+
+@mutant(
+    "head_planned_in_eights",
+    "Heads are planned in vectors of 8 elements, and the elements behind the last are left out.",
+)
+class _HeadPlannedInEights(PlainBackend):
+    def dot_products(self, rows: Tensor, keys: Tensor) -> Tensor:
+        size = rows.shape[-1] // 8 * 8
+        return super().dot_products(rows[..., :size], keys[..., :size])
+
+
+@mutant(
+    "group_planned_up_to_thirty_two",
+    "Of a group of query heads the first 32 are planned, and the others come out as zero.",
+)
+class _GroupPlannedUpToThirtyTwo(PlainBackend):
+    def weigh(self, scores: Tensor, values: Tensor) -> Attended:
+        attended = super().weigh(scores, values)
+        heads = torch.arange(len(attended.out), device=self.device) % self.spec.group_size
+        return Attended(attended.out.masked_fill((heads >= 32)[:, None, None], 0), attended.lse)

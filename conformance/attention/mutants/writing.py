@@ -228,3 +228,22 @@ class _KeyChangedInPlace(_OtherCall):
         before = key.clone()
         key *= self.spec.scale
         return before, value, slots
+
+
+@mutant(
+    "first_cache_written_always",
+    "All layers' keys and values go to the cache that the instance was given first.",
+)
+class _FirstCacheWrittenAlways(PlainBackend):
+    _first: KVCache | None = None
+
+    def write_kv(self, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+        self._first = self._first or cache
+        super().write_kv(key, value, self._first, slot_mapping)
+
+
+@mutant("slot_mapping_changed_in_place", "Slots of -1 become 0 in the caller's slot mapping.")
+class _SlotMappingChangedInPlace(PlainBackend):
+    def write_kv(self, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+        super().write_kv(key, value, cache, slot_mapping)
+        slot_mapping.clamp_(min=0)
