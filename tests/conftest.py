@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 from pathlib import Path
 
@@ -10,6 +12,10 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Triton decides when it is imported whether it interprets kernels, and parts of torch import it.
+if importlib.util.find_spec("triton") is not None:
+    importlib.import_module("support.triton_cases")
 
 
 @pytest.fixture(autouse=True)

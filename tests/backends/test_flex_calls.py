@@ -158,7 +158,7 @@ def test_lengths_do_not_compile_anew(
 ) -> None:
     """One graph for small tiles and one for large ones, whatever the batch."""
     spec = AttentionSpec(6, 2, 32, 16, 0.2, torch.float32, **features)
-    tiles = tile_options(spec, 16)
+    tiles = tile_options(spec, 16, spec.dtype)
     slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes)
     kernel = compiled(spec, 16, slopes, torch.float32, tiles)
     for seq_lens, query_lens in (
@@ -180,7 +180,7 @@ def test_many_layers_of_different_specs_in_one_process(
     """Torch gives up on a function that it compiled too often; each spec has one of its own."""
     for index in range(9):
         spec = AttentionSpec(2, 1, 16, 16, 0.1 + 0.1 * index, torch.float32)
-        tiles = tile_options(spec, 16)
+        tiles = tile_options(spec, 16, spec.dtype)
         kernel = compiled(spec, 16, None, torch.float32, tiles)
         case = make_case(spec, make_batch([20, 3], [1, 3], 16, 4), 16, 4)
         attend_in_tiles(kernel, case, True, tuple(tiles))
@@ -191,7 +191,8 @@ def test_many_layers_of_different_specs_in_one_process(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("block_size", [16, 64, 256])
 def test_tiles_fit_into_shared_memory(head_size: int, dtype: torch.dtype, block_size: int) -> None:
-    options = tile_options(AttentionSpec(2, 1, head_size, head_size, 0.1, dtype), block_size)
+    spec = AttentionSpec(2, 1, head_size, head_size, 0.1, dtype)
+    options = tile_options(spec, block_size, dtype)
     assert list(options) in ([16], [16, 64])
     for tile, chosen in options.items():
         assert block_size % chosen["BLOCK_N"] == 0

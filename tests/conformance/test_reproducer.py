@@ -180,7 +180,7 @@ class Nudged(PlainBackend):
     ) -> Tensor:
         super().forward(query, cache, plan, out, sinks=sinks, lse=lse)
         assert hasattr(plan, "sequences")
-        if self.nudged(query, cache, plan.sequences):
+        if plan.sequences and self.nudged(query, cache, plan.sequences):
             rows = plan.sequences[-1].end_row
             out[:rows] = torch.nextafter(out[:rows], torch.tensor(torch.inf))
         return out
