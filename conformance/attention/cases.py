@@ -44,6 +44,10 @@ class SequenceShape:
         """Tokens before the new ones."""
         return max(0, self.seq_len - self.query_len)
 
+    def num_blocks(self, block_size: int) -> int:
+        """Blocks that its tokens take."""
+        return -(-self.seq_len // block_size)
+
 
 @dataclass(frozen=True)
 class AttentionCase:
@@ -206,14 +210,11 @@ def build(case: AttentionCase, layout: KVLayout, device: torch.device) -> CaseDa
         case.kv_dtype,
     )
     cache = allocate_kv_cache(cache_spec, layout, device)
-    unseen = torch.ones(num_blocks * case.block_size, dtype=torch.bool)
-    for slots, shape in zip(sequences, case.sequences, strict=True):
-        unseen[seen_slots(spec, slots, shape)] = False
-    fill(cache, keys, values)
-    spoil(cache, unseen, case.seed, GARBAGE)
+    cache.k.copy_(keys.view(cache.k.shape))
+    cache.v.copy_(values.view(cache.v.shape))
     if case.unstored_every:
         new_slots[:: case.unstored_every] = -1
-    return CaseData(
+    data = CaseData(
         case=case,
         cache_spec=cache_spec,
         batch=batch_of(case.sequences, table, new_slots, device),
@@ -224,6 +225,8 @@ def build(case: AttentionCase, layout: KVLayout, device: torch.device) -> CaseDa
         sinks=sinks.to(device) if spec.sinks else None,
         table=table,
     )
+    spoil(cache, unseen_slots(data), case.seed, GARBAGE)
+    return data
 
 
 def batch_of(
@@ -248,12 +251,6 @@ def seen_slots(spec: AttentionSpec, slots: Tensor, shape: SequenceShape) -> Tens
     if spec.sliding_window is not None:
         first = max(0, shape.context_len - spec.sliding_window + 1)
     return slots[first:]
-
-
-def fill(cache: KVCache, keys: Tensor, values: Tensor) -> None:
-    """Set a whole cache: keys ``[P * B, K, H]``, values ``[P * B, K, Hv]``, on any device."""
-    cache.k.copy_(keys.view(cache.k.shape))
-    cache.v.copy_(values.view(cache.v.shape))
 
 
 def spoil(cache: KVCache, slots: Tensor, seed: int, size: float) -> None:
@@ -291,24 +288,10 @@ class Expected:
     lse_bound: Tensor
 
 
-def expect(
-    data: CaseData,
-    *,
-    query: Tensor | None = None,
-    cache: KVCache | None = None,
-    batch: AttentionBatch | None = None,
-) -> Expected:
-    """What ``forward`` has to compute for a case.
-
-    Args:
-        data: the case.
-        query, cache, batch: other ones than the case's own.
-    """
-    batch = data.batch if batch is None else batch
-    query = data.query if query is None else query
-    cache = data.cache if cache is None else cache
-    count = batch.num_tokens
-    return Expected(*attention_with_bounds(data.spec, query[:count], cache, batch, data.sinks))
+def expect(data: CaseData) -> Expected:
+    """What ``forward`` has to compute for a case."""
+    query = data.query[: data.batch.num_tokens]
+    return Expected(*attention_with_bounds(data.spec, query, data.cache, data.batch, data.sinks))
 
 
 def _newest(slots: Tensor, count: int) -> Tensor:

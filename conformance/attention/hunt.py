@@ -18,7 +18,7 @@ from .mutants import MUTANTS, Mutant
 from .parallel import workers
 from .search import Search, search
 from .subject import Subject
-from .suite import ALL_LAWS, PROFILES, SuiteOptions, SuiteRun, few_threads, first_cases
+from .suite import ALL_LAWS, PROFILES, SuiteOptions, SuiteRun, first_cases
 
 CPU = torch.device("cpu")
 #: Random cases of each law and dtype in the attempts that follow each other.
@@ -151,17 +151,16 @@ def _properties(run: SuiteRun) -> Iterator[tuple[Law, torch.dtype]]:
 def _try(law: Law, subject: Subject, axes: Axes, budget: int, attempt: int, seed: int) -> Search:
     """Try a law with this many random cases; in the first attempt on its fixed cases too."""
     first = first_cases(law, axes) if attempt == 0 else []
-    with few_threads(axes):
-        return search(
-            law,
-            subject,
-            axes,
-            examples=0 if law.once else budget * law.weight,
-            seconds=PROFILES["quick"].seconds * law.weight,
-            seed=seed + attempt,
-            first=first,
-            shrink=False,
-        )
+    return search(
+        law,
+        subject,
+        axes,
+        examples=0 if law.once else budget * law.weight,
+        seconds=PROFILES["quick"].seconds * law.weight,
+        seed=seed + attempt,
+        first=first,
+        shrink=False,
+    )
 
 
 def to_markdown(kills: Sequence[Kill], command: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -76,36 +75,40 @@ class Law(ABC):
         return (cls.__doc__ or cls.name).strip().splitlines()[0]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two results that a bitwise law says are equal."""
+class BitwiseLaw(Law):
+    """A law that two results are equal to the last bit."""
 
-    law: Law
-    subject: Subject
-    what: str
+    bitwise = True
 
-    def check(self, first: Result, second: Result, data: CaseData) -> float:
+    def compare(
+        self, subject: Subject, what: str, first: Result, second: Result, data: CaseData
+    ) -> float:
         """Compare all query rows of two results of the same batch.
 
         Args:
+            subject: whose they are.
+            what: how the second one came about, for messages: "with ..., the output changes".
             first: the plain result.
             second: the one that should be equal to it.
             data: the case of the second.
+
+        Returns:
+            As ``check``.
 
         Raises:
             LawViolation: a bit differs; or, if the backend declares that it keeps the law within
                 the bound only, an error is above the bound.
         """
         count = first.num_tokens
-        if self.law.name in self.subject.capabilities.not_bitwise:
-            return check_meaning(second, data, what=f"with {self.what}, the output")
+        if self.name in subject.capabilities.not_bitwise:
+            return check_meaning(second, data, what=f"with {what}, the output")
         pairs = [(first.out[:count], second.out[:count], "output")]
         if first.lse is not None and second.lse is not None:
             pairs.append((first.lse[:count], second.lse[:count], "LSE"))
         for one, other, name in pairs:
             if not same_bits(one, other):
                 text = describe(
-                    f"with {self.what}, the {name}", other, one.double(), torch.zeros_like(one)
+                    f"with {what}, the {name}", other, one.double(), torch.zeros_like(one)
                 )
                 # Whether the second is right as well tells the reader what kind of fault it is.
                 raise LawViolation(
@@ -115,8 +118,3 @@ class Comparison:
                     expect(data),
                 )
         return 0.0
-
-
-def with_lse(subject: Subject) -> bool:
-    """Whether the backend can be asked for the LSE."""
-    return subject.capabilities.lse

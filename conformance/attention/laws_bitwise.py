@@ -9,12 +9,12 @@ import torch
 from ...core.attention import AttentionBackend, Capabilities, KVCache
 from ...core.errors import UnsupportedError
 from .cases import AttentionCase, CaseData, batch_of, spoil, unseen_slots
-from .laws import Comparison, Law, with_lse
+from .laws import BitwiseLaw, Law
 from .oracle import write_kv_oracle
 from .subject import UNTOUCHED, LawViolation, Result, Subject, attend, same_bits
 
 
-class BlockPermutation(Law):
+class BlockPermutation(BitwiseLaw):
     """Physical block ids do not matter.
 
     All blocks of the cache change places, and the block table follows. Moving a sequence to the
@@ -22,12 +22,11 @@ class BlockPermutation(Law):
     """
 
     name = "block_permutation"
-    bitwise = True
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
         data = subject.build(case)
         instance = subject.instance(data)
-        lse = with_lse(subject)
+        lse = subject.capabilities.lse
         plain = attend(instance, data, with_lse=lse)
         num_blocks = data.cache_spec.num_blocks
         generator = torch.Generator().manual_seed(case.seed + 1)
@@ -37,33 +36,31 @@ class BlockPermutation(Law):
         moved.v[order.to(subject.device)] = data.cache.v
         table = data.table.clone()
         for row, shape in zip(table, case.sequences, strict=True):
-            used = -(-shape.seq_len // case.block_size)
+            used = shape.num_blocks(case.block_size)
             row[:used] = order[row[:used].long()].to(torch.int32)
         batch = batch_of(case.sequences, table, data.batch.slot_mapping_cpu, subject.device)
         permuted = replace(data, cache=moved, batch=batch)
         result = attend(instance, permuted, with_lse=lse)
-        return Comparison(self, subject, "blocks in other places").check(plain, result, permuted)
+        return self.compare(subject, "blocks in other places", plain, result, permuted)
 
 
-class UnseenSlots(Law):
+class UnseenSlots(BitwiseLaw):
     """What stands in slots of no visible key does not matter, however large.
 
     The rest of a last block, keys that left the window, blocks of others.
     """
 
     name = "unseen_slots"
-    bitwise = True
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
         size = 3e4 if case.kv_dtype == torch.float16 else 1e30
         return _spoiled(self, subject, case, (size,))
 
 
-class NonfiniteSlots(Law):
+class NonfiniteSlots(BitwiseLaw):
     """NaN and infinity in slots of no visible key do not matter either."""
 
     name = "nonfinite_slots"
-    bitwise = True
 
     def not_claimed(self, capabilities: Capabilities, dtype: torch.dtype) -> str | None:
         return None if capabilities.nonfinite_safe else "nonfinite_safe is not declared"
@@ -72,54 +69,54 @@ class NonfiniteSlots(Law):
         return _spoiled(self, subject, case, (torch.nan, torch.inf, -torch.inf))
 
 
-def _spoiled(law: Law, subject: Subject, case: AttentionCase, sizes: tuple[float, ...]) -> float:
+def _spoiled(
+    law: BitwiseLaw, subject: Subject, case: AttentionCase, sizes: tuple[float, ...]
+) -> float:
     data = subject.build(case)
     instance = subject.instance(data)
-    plain = attend(instance, data, with_lse=with_lse(subject))
+    plain = attend(instance, data, with_lse=subject.capabilities.lse)
     share = 0.0
     for size in sizes:
         other = replace(data, cache=_copy(data.cache))
         spoil(other.cache, unseen_slots(data), case.seed + 2, size)
-        result = attend(instance, other, with_lse=with_lse(subject))
+        result = attend(instance, other, with_lse=subject.capabilities.lse)
         what = f"numbers of about {size:g} in slots of no visible key"
-        share = max(share, Comparison(law, subject, what).check(plain, result, other))
+        share = max(share, law.compare(subject, what, plain, result, other))
     return share
 
 
-class TableTail(Law):
+class TableTail(BitwiseLaw):
     """What stands in a block table past a sequence's last block does not matter.
 
     Block ids of others, -1, ids far outside of the cache; and how many such columns there are.
     """
 
     name = "table_tail"
-    bitwise = True
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
         data = subject.build(case)
         instance = subject.instance(data)
-        lse = with_lse(subject)
+        lse = subject.capabilities.lse
         plain = attend(instance, data, with_lse=lse)
         share = 0.0
         for garbage, columns in ((-1, 1), (2**31 - 1, 3), (0, 2), (-(2**31), 0)):
             width = data.table.shape[1] - case.extra_columns
             table = torch.full((len(data.table), width + columns), garbage, dtype=torch.int32)
             for row, old, shape in zip(table, data.table, case.sequences, strict=True):
-                used = -(-shape.seq_len // case.block_size)
+                used = shape.num_blocks(case.block_size)
                 row[:used] = old[:used]
             batch = batch_of(case.sequences, table, data.batch.slot_mapping_cpu, subject.device)
             other = replace(data, batch=batch)
             result = attend(instance, other, with_lse=lse)
             what = f"{garbage} past the last block in the table and {columns} more columns"
-            share = max(share, Comparison(self, subject, what).check(plain, result, other))
+            share = max(share, self.compare(subject, what, plain, result, other))
         return share
 
 
-class PaddingRows(Law):
+class PaddingRows(BitwiseLaw):
     """Query rows behind the last query do not matter: how many, or what is in them."""
 
     name = "padding_rows"
-    bitwise = True
 
     def fit(self, case: AttentionCase) -> AttentionCase:
         return replace(case, padding_rows=0)
@@ -127,42 +124,41 @@ class PaddingRows(Law):
     def check(self, subject: Subject, case: AttentionCase) -> float:
         data = subject.build(case)
         instance = subject.instance(data)
-        lse = with_lse(subject)
+        lse = subject.capabilities.lse
         plain = attend(instance, data, with_lse=lse)
         rows = torch.full((1 + case.seed % 5, *data.query.shape[1:]), torch.nan)
         padding = rows.to(data.query.dtype).to(subject.device)
         other = replace(data, query=torch.cat([data.query, padding]))
         result = attend(instance, other, with_lse=lse)
         what = f"{len(padding)} rows of NaN behind the last query"
-        return Comparison(self, subject, what).check(plain, result, other)
+        return self.compare(subject, what, plain, result, other)
 
 
-class Repeat(Law):
+class Repeat(BitwiseLaw):
     """The same call gives the same bits again.
 
     With the same plan, with a new one, with another instance, and whatever the output held before.
     """
 
     name = "repeat"
-    bitwise = True
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
         data = subject.build(case)
         instance = subject.instance(data)
-        lse = with_lse(subject)
+        lse = subject.capabilities.lse
         plan = instance.plan(data.batch)
         plain = attend(instance, data, plan=plan, with_lse=lse)
         again = attend(instance, data, plan=plan, with_lse=lse, filling=torch.nan)
-        compare = Comparison(self, subject, "the same plan once more")
-        share = compare.check(plain, again, data)
+        what = "the same plan once more"
+        share = self.compare(subject, what, plain, again, data)
         anew = attend(instance, data, with_lse=lse)
-        share = max(share, Comparison(self, subject, "a new plan").check(plain, anew, data))
+        share = max(share, self.compare(subject, "a new plan", plain, anew, data))
         other = attend(subject.instance(data), data, with_lse=lse)
-        compare = Comparison(self, subject, "another instance")
-        return max(share, compare.check(plain, other, data))
+        what = "another instance"
+        return max(share, self.compare(subject, what, plain, other, data))
 
 
-class Steps(Law):
+class Steps(BitwiseLaw):
     """Nothing is left over from an earlier step.
 
     An instance that has planned and computed another batch, shorter or longer, computes this one
@@ -170,7 +166,6 @@ class Steps(Law):
     """
 
     name = "steps"
-    bitwise = True
 
     def fit(self, case: AttentionCase) -> AttentionCase:
         return replace(case, padding_rows=case.num_tokens + 3)
@@ -181,20 +176,20 @@ class Steps(Law):
         plan = used.plan(data.batch)
         for earlier in _other_steps(data):
             attend(used, earlier)
-        lse = with_lse(subject)
+        lse = subject.capabilities.lse
         plain = attend(subject.instance(data), data, with_lse=lse)
         result = attend(used, data, plan=plan, with_lse=lse)
-        compare = Comparison(self, subject, "other batches planned and computed since its plan")
-        share = compare.check(plain, result, data)
+        what = "other batches planned and computed since its plan"
+        share = self.compare(subject, what, plain, result, data)
         result = attend(used, data, with_lse=lse)
-        compare = Comparison(self, subject, "other batches computed before")
+        what = "other batches computed before"
         behind = result.out[result.num_tokens :]
         if not same_bits(behind, torch.full_like(behind, UNTOUCHED)):
             raise LawViolation(
                 "with larger batches computed before, forward writes rows behind the last query",
                 data,
             )
-        return max(share, compare.check(plain, result, data))
+        return max(share, self.compare(subject, what, plain, result, data))
 
 
 def _other_steps(data: CaseData) -> list[CaseData]:
@@ -223,14 +218,13 @@ def _other_steps(data: CaseData) -> list[CaseData]:
     return steps
 
 
-class Layers(Law):
+class Layers(BitwiseLaw):
     """One plan and one instance serve all layers: nothing of the first one is kept.
 
     Neither its query nor its cache; not by ``plan``, not by ``forward``, not by ``write_kv``.
     """
 
     name = "layers"
-    bitwise = True
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
         first = subject.build(case)
@@ -239,11 +233,11 @@ class Layers(Law):
         instance = subject.instance(first)
         plan = instance.plan(first.batch)
         attend(instance, first, plan=plan)
-        lse = with_lse(subject)
+        lse = subject.capabilities.lse
         result = attend(instance, second, plan=plan, with_lse=lse)
         plain = attend(subject.instance(second), second, with_lse=lse)
-        compare = Comparison(self, subject, "the plan of another layer")
-        share = compare.check(plain, result, second)
+        what = "the plan of another layer"
+        share = self.compare(subject, what, plain, result, second)
         for number, layer in enumerate((first, second)):
             slots = layer.batch.slot_mapping
             expected = write_kv_oracle(first.key, first.value, layer.cache, slots)
@@ -254,14 +248,13 @@ class Layers(Law):
         return share
 
 
-class StridedRows(Law):
+class StridedRows(BitwiseLaw):
     """A query that is a slice of a fused projection gives what its packed copy gives.
 
     The same holds for the keys and values that are written.
     """
 
     name = "strided_rows"
-    bitwise = True
 
     def fit(self, case: AttentionCase) -> AttentionCase:
         return replace(case, fused=True)
@@ -274,14 +267,14 @@ class StridedRows(Law):
         slots = data.batch.slot_mapping
         instance.write_kv(data.key, data.value, written.cache, slots)
         instance.write_kv(data.key.contiguous(), data.value.contiguous(), packed.cache, slots)
-        lse = with_lse(subject)
+        lse = subject.capabilities.lse
         plain = attend(instance, packed, with_lse=lse)
         strided = attend(instance, written, with_lse=lse)
-        compare = Comparison(self, subject, "strided rows")
-        return compare.check(plain, strided, written)
+        what = "strided rows"
+        return self.compare(subject, what, plain, strided, written)
 
 
-class CacheStrides(Law):
+class CacheStrides(BitwiseLaw):
     """A cache with gaps between its blocks is read right, or refused; never misread.
 
     Strides tell where blocks are. A backend that wants them packed raises ``ValueError`` or
@@ -289,7 +282,6 @@ class CacheStrides(Law):
     """
 
     name = "cache_strides"
-    bitwise = True
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
         data = subject.build(case)
@@ -308,7 +300,7 @@ class CacheStrides(Law):
                 "write_kv misplaces tokens in a cache with gaps between blocks", gaps
             )
         plain = attend(instance, replace(data, cache=written))
-        return Comparison(self, subject, "gaps between blocks").check(plain, result, gaps)
+        return self.compare(subject, "gaps between blocks", plain, result, gaps)
 
 
 def _with_gaps(cache: KVCache) -> KVCache:
@@ -325,7 +317,7 @@ def _with_gaps(cache: KVCache) -> KVCache:
     return KVCache(k=spread(cache.k), v=spread(cache.v))
 
 
-class PlanInto(Law):
+class PlanInto(BitwiseLaw):
     """A plan that is updated in place is as good as a new one; a captured graph replays with it.
 
     ``plan(batch, into=plan)`` with the shapes of the earlier batch and other lengths and blocks. On
@@ -334,7 +326,6 @@ class PlanInto(Law):
 
     name = "plan_into"
     kind = "decode"
-    bitwise = True
 
     def not_claimed(self, capabilities: Capabilities, dtype: torch.dtype) -> str | None:
         return None if capabilities.cuda_graphs else "cuda_graphs is not declared"
@@ -354,7 +345,7 @@ class PlanInto(Law):
         slots = data.batch.slot_mapping_cpu
         earlier = replace(data, batch=batch_of(earlier_shapes, data.table, slots, subject.device))
         plan = instance.plan(earlier.batch)
-        lse = with_lse(subject)
+        lse = subject.capabilities.lse
         if subject.device.type == "cuda":
             result = _replayed(instance, earlier, data)
             lse = False
@@ -363,8 +354,8 @@ class PlanInto(Law):
             instance.plan(data.batch, into=plan)
             result = attend(instance, data, plan=plan, with_lse=lse)
         plain = attend(subject.instance(data), data, with_lse=lse)
-        compare = Comparison(self, subject, "a plan updated in place")
-        return compare.check(plain, result, data)
+        what = "a plan updated in place"
+        return self.compare(subject, what, plain, result, data)
 
 
 def _replayed(instance: AttentionBackend, earlier: CaseData, data: CaseData) -> Result:

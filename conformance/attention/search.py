@@ -6,15 +6,17 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import hypothesis
+import torch
 from hypothesis import HealthCheck, Phase
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.errors import HypothesisWarning
 
-from .axes import Axes
+from .axes import SCALES, Axes
 from .cases import AttentionCase
 from .laws import Law, NotTried
 from .strategies import cases
@@ -33,6 +35,18 @@ def keep_out_of_the_working_directory() -> None:
     For processes of our own only: in a test suite its folder is the suite's business.
     """
     set_hypothesis_home_dir(str(Path(tempfile.gettempdir()) / "jackfield-hypothesis"))
+
+
+@contextmanager
+def _few_threads(axes: Axes) -> Iterator[None]:
+    """One thread where tensors are so small that handing them to others takes longer."""
+    threads = torch.get_num_threads()
+    if axes.scale.max_heads < SCALES["large"].max_heads:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass
@@ -127,20 +141,21 @@ def search(
         shrink: whether a failing case is made small.
     """
     found = Search()
-    for case in _fitting(law, first, axes):
-        try:
-            found.attempt(law, subject, case)
-        except (Exception, SystemExit):
-            if not found.failed:
-                raise
-            if shrink:
-                found = _smaller(law, subject, axes, found, seed)
-            break
-        seen(case)
-    if not found.failed:
-        _random_cases(law, subject, axes, found, examples, seconds, seed, seen, shrink)
-    if found.failed and shrink:
-        found.flaky = not found.repeats(law, subject)
+    with _few_threads(axes):
+        for case in _fitting(law, first, axes):
+            try:
+                found.attempt(law, subject, case)
+            except (Exception, SystemExit):
+                if not found.failed:
+                    raise
+                if shrink:
+                    found = _smaller(law, subject, axes, found, seed)
+                break
+            seen(case)
+        if not found.failed:
+            _random_cases(law, subject, axes, found, examples, seconds, seed, seen, shrink)
+        if found.failed and shrink:
+            found.flaky = not found.repeats(law, subject)
     return found
 
 

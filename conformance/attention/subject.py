@@ -13,7 +13,6 @@ from ...core.attention import (
     AttentionPlan,
     AttentionSpec,
     Capabilities,
-    KVCache,
     KVCacheSpec,
 )
 from ...core.options import PartOptions
@@ -77,7 +76,6 @@ def attend(
     data: CaseData,
     *,
     query: Tensor | None = None,
-    cache: KVCache | None = None,
     batch: AttentionBatch | None = None,
     plan: AttentionPlan | None = None,
     with_lse: bool = False,
@@ -100,7 +98,7 @@ def attend(
         )
     returned = instance.forward(
         query,
-        data.cache if cache is None else cache,
+        data.cache,
         instance.plan(batch) if plan is None else plan,
         out,
         sinks=data.sinks,
@@ -131,9 +129,7 @@ class LawViolation(AssertionError):  # noqa: N818 - a violation is what it is ca
         self.expected = expected
 
 
-def check_meaning(
-    result: Result, data: CaseData, expected: Expected | None = None, what: str = "the output"
-) -> float:
+def check_meaning(result: Result, data: CaseData, what: str = "the output") -> float:
     """Compare with the oracle.
 
     Returns:
@@ -142,36 +138,27 @@ def check_meaning(
     Raises:
         LawViolation: an error is above its bound.
     """
-    expected = expect(data) if expected is None else expected
-    count = result.num_tokens
-    share = _share(result.out[:count], expected.out, expected.out_bound)
-    if not share <= 1:
-        raise LawViolation(
-            describe(what, result.out[:count], expected.out, expected.out_bound),
-            data,
-            result,
-            expected,
-        )
+    expected, count = expect(data), result.num_tokens
+    parts = [(what, result.out, expected.out, expected.out_bound)]
     if result.lse is not None:
-        lse_share = _share(result.lse[:count], expected.lse, expected.lse_bound)
-        if not lse_share <= 1:
-            raise LawViolation(
-                describe("the LSE", result.lse[:count], expected.lse, expected.lse_bound),
-                data,
-                result,
-                expected,
-            )
-        share = max(share, lse_share)
-    return share
+        parts.append(("the LSE", result.lse, expected.lse, expected.lse_bound))
+    largest = 0.0
+    for name, actual, right, bound in parts:
+        share = share_of_bound(actual[:count], right, bound)
+        if not share <= 1:
+            text = describe(name, actual[:count], right, bound)
+            raise LawViolation(text, data, result, expected)
+        largest = max(largest, share)
+    return largest
 
 
-def _share(actual: Tensor, expected: Tensor, bound: Tensor) -> float:
-    """Largest error over its bound; NaN if anything is NaN that should not be."""
+def share_of_bound(actual: Tensor, expected: Tensor, bound: Tensor) -> float:
+    """Largest error over its bound; infinite if anything is NaN that should not be."""
     if not actual.numel():
         return 0.0
-    shares = _errors(actual, expected) / bound
+    errors = _errors(actual, expected)
     # Exact results have a bound of 0: 0 / 0 is no error, anything else is infinitely large.
-    return float(torch.where((bound == 0) & (_errors(actual, expected) == 0), 0.0, shares).max())
+    return float(torch.where((bound == 0) & (errors == 0), 0.0, errors / bound).max())
 
 
 def _errors(actual: Tensor, expected: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypeVar
@@ -214,16 +213,25 @@ class SuiteRun:
     def property(self, law: Law, dtype: torch.dtype, observer: SuiteObserver) -> PropertyResult:
         """Try one law with one dtype."""
         variant = dtype_name(dtype)
-        started = time.perf_counter()
+        try:
+            result = self._try(law, dtype, variant, observer)
+        except NotTried as why:
+            result = PropertyResult(
+                law.name, law.title(), variant, Status.NOT_CLAIMED, reason=str(why)
+            )
+        observer.finished(result)
+        return result
+
+    def _try(
+        self, law: Law, dtype: torch.dtype, variant: str, observer: SuiteObserver
+    ) -> PropertyResult:
+        """The result of a law that is tried, or ``NotTried``."""
         reason = law.not_claimed(self.subject.capabilities, dtype)
         if reason is not None:
-            result = PropertyResult(
-                law.name, law.title(), variant, Status.NOT_CLAIMED, reason=reason
-            )
-            observer.finished(result)
-            return result
+            raise NotTried(reason)
         axes = replace(self.axes, dtype=(dtype,))
         planned = 0 if law.once else self.profile.examples * law.weight
+        started = time.perf_counter()
         observer.started(law.name, variant, planned)
         tried = 0
 
@@ -234,37 +242,17 @@ class SuiteRun:
                 self.coverage.add(case, law.name)
             observer.progressed(law.name, variant, tried)
 
-        try:
-            found = self._search(law, axes, variant, planned, seen)
-        except NotTried as reason:
-            result = PropertyResult(
-                law.name, law.title(), variant, Status.NOT_CLAIMED, reason=str(reason)
-            )
-            observer.finished(result)
-            return result
-        result = self._result(law, variant, found, time.perf_counter() - started)
-        observer.finished(result)
-        return result
-
-    def _search(
-        self,
-        law: Law,
-        axes: Axes,
-        variant: str,
-        planned: int,
-        seen: Callable[[AttentionCase], None],
-    ) -> Search:
-        with few_threads(axes):
-            return search(
-                law,
-                self.subject,
-                axes,
-                examples=planned,
-                seconds=self.profile.seconds * law.weight,
-                seed=zlib.crc32(f"{self.options.seed} {law.name} {variant}".encode()),
-                first=first_cases(law, axes),
-                seen=seen,
-            )
+        found = search(
+            law,
+            self.subject,
+            axes,
+            examples=planned,
+            seconds=self.profile.seconds * law.weight,
+            seed=zlib.crc32(f"{self.options.seed} {law.name} {variant}".encode()),
+            first=first_cases(law, axes),
+            seen=seen,
+        )
+        return self._result(law, variant, found, time.perf_counter() - started)
 
     def uncovered_by_directed_cases(self) -> tuple[str, ...]:
         """Declared values that none of the fixed cases has, as ``axis=value``."""
@@ -375,18 +363,6 @@ def _named(kind: str, name: str, known: Mapping[str, T]) -> T:
             f"--{kind} {name!r} is unknown{did_you_mean(name, known)} (known: {', '.join(known)})"
         )
     return known[name]
-
-
-@contextmanager
-def few_threads(axes: Axes) -> Iterator[None]:
-    """One thread where tensors are so small that handing them to others takes longer."""
-    threads = torch.get_num_threads()
-    if axes.scale.max_heads < SCALES["large"].max_heads:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _seconds_of_probe(run: SuiteRun) -> float:
