@@ -1,11 +1,11 @@
-"""A paged cache in NHD order, seen token by token, and the checks of a call that goes with it."""
+"""A paged cache in NHD order, seen token by token."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..core.attention import AttentionSpec, KVCache, KVCacheSpec
+from ..core.attention import KVCache, KVCacheSpec
 from ._kv_store import store_on_host, store_without_sync
 
 Shape = tuple[int, int, int]
@@ -56,21 +56,3 @@ class NhdCache:
                 f"{shape[1]} heads x {shape[2]} in NHD order, not for one of shape "
                 f"{tuple(cache.shape)} and strides {cache.stride()}"
             ) from None
-
-
-def check_call(
-    spec: AttentionSpec, num_tokens: int, query: Tensor, out: Tensor, sinks: Tensor | None
-) -> None:
-    """Refuse arguments of ``forward`` that do not fit the spec or the plan.
-
-    Raises:
-        ValueError: sinks are given to a spec without them, or missing, or there are fewer than
-            ``num_tokens`` rows.
-    """
-    if (sinks is not None) != spec.sinks:
-        raise ValueError(f"sinks must be given exactly if spec.sinks, which is {spec.sinks}")
-    if min(len(query), len(out)) < num_tokens:
-        raise ValueError(
-            f"{num_tokens} query rows were planned, but query has {len(query)} rows and out "
-            f"{len(out)}"
-        )

@@ -27,11 +27,12 @@ from ..core.attention import (
     KVCacheSpec,
     SizeSet,
 )
+from ..core.attention_checks import check_call
 from ..core.errors import UnsupportedError
 from ..core.options import PartOptions
 from ._flex_calls import CallStyle, FlexCall, Geometry, build_calls
 from ._flex_kernel import compiled, eager, tile_options
-from ._nhd_cache import NhdCache, check_call
+from ._nhd_cache import NhdCache
 
 _CPU_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 _CUDA_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})

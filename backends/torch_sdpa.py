@@ -27,9 +27,10 @@ from ..core.attention import (
     KVCache,
     KVCacheSpec,
 )
+from ..core.attention_checks import check_call
 from ..core.options import PartOptions
 from ._explicit_attention import ExplicitAttention
-from ._nhd_cache import NhdCache, check_call
+from ._nhd_cache import NhdCache
 from ._paged_gather import Geometry, KeyGroup, Limits, Tile, build_groups
 from ._views import part_of, put_rows, split, take_rows
 

@@ -23,11 +23,12 @@ from ...core.attention import (
     SizeSet,
     dtype_name,
 )
+from ...core.attention_checks import check_call
 from ...core.errors import UnsupportedError
 from ...core.options import PartOptions
 from .layer import UNIT, geometry_of, layer_constants
 from .plan import PlanMaker, TritonPlan
-from .tensors import cache_strides, check_sinks, row_strides
+from .tensors import cache_strides, check_sinks_kind, row_strides
 from .tiles import TritonOptions
 
 _DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -197,12 +198,9 @@ class TritonBackend(AttentionBackend):
         """
         if not isinstance(plan, TritonPlan):
             raise TypeError(f"{self.name!r} cannot use a plan of type {type(plan).__name__}")
-        check_sinks(sinks, self.spec)
-        if min(len(query), len(out)) < plan.num_tokens:
-            raise ValueError(
-                f"{plan.num_tokens} query rows were planned, but query has {len(query)} rows and "
-                f"out {len(out)}"
-            )
+        check_call(self.spec, plan.num_tokens, query, out, sinks)
+        if sinks is not None:
+            check_sinks_kind(sinks, self.spec)
         layout = self._layout(query, cache, out, lse)
         constants = self._constants
         tensors = (

@@ -10,6 +10,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from .device_code import (
     LN_2,
+    NUMBERS,
     finished_scores,
     index_of_block,
     log2_sum,
@@ -81,34 +82,7 @@ def _folded(
     return acc, top, total
 
 
-@triton.jit(
-    do_not_specialize=[
-        "factor",
-        "cap",
-        "query_token",
-        "query_head",
-        "out_token",
-        "out_head",
-        "lse_token",
-        "lse_head",
-        "k_block",
-        "k_token",
-        "k_head",
-        "v_block",
-        "v_token",
-        "v_head",
-        "num_kv_heads",
-        "group_size",
-        "reciprocal",
-        "head_size",
-        "v_head_size",
-        "window",
-        "causal",
-        "write_lse",
-        "log2_block",
-        "slot_rows",
-    ]
-)
+@triton.jit(do_not_specialize=[*NUMBERS, "slot_rows"])
 def decode_kernel(
     query,
     k_cache,

@@ -19,6 +19,33 @@ import triton.language as tl  # type: ignore[import-untyped]
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
+#: Arguments of both attention kernels that compile nothing, whatever their value.
+NUMBERS = [
+    "factor",
+    "cap",
+    "query_token",
+    "query_head",
+    "out_token",
+    "out_head",
+    "lse_token",
+    "lse_head",
+    "k_block",
+    "k_token",
+    "k_head",
+    "v_block",
+    "v_token",
+    "v_head",
+    "num_kv_heads",
+    "group_size",
+    "reciprocal",
+    "head_size",
+    "v_head_size",
+    "window",
+    "causal",
+    "write_lse",
+    "log2_block",
+]
+
 #: Whether the kernels run in the interpreter. Triton decides that when it is imported itself, for
 #: its own functions, and when this module is, for ours.
 INTERPRETED: bool = triton.knobs.runtime.interpret and not isinstance(tl.max, triton.JITFunction)

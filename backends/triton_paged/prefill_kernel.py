@@ -10,6 +10,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from .device_code import (
     LN_2,
+    NUMBERS,
     finished_scores,
     index_of_block,
     log2_sum,
@@ -128,33 +129,7 @@ def _places(first_token, first_head, kv_head, group_size, reciprocal, tile_rows:
     return first_token + tokens, heads
 
 
-@triton.jit(
-    do_not_specialize=[
-        "factor",
-        "cap",
-        "query_token",
-        "query_head",
-        "out_token",
-        "out_head",
-        "lse_token",
-        "lse_head",
-        "k_block",
-        "k_token",
-        "k_head",
-        "v_block",
-        "v_token",
-        "v_head",
-        "num_kv_heads",
-        "group_size",
-        "reciprocal",
-        "head_size",
-        "v_head_size",
-        "window",
-        "causal",
-        "write_lse",
-        "log2_block",
-    ]
-)
+@triton.jit(do_not_specialize=NUMBERS)
 def prefill_kernel(
     query,
     k_cache,

@@ -11,15 +11,13 @@ from .layer import UNIT
 _MOST_UNITS = (1 << 31) - 1
 
 
-def check_sinks(sinks: Tensor | None, spec: AttentionSpec) -> None:
-    """Refuse sinks of a layer without them, missing ones and ones of another kind.
+def check_sinks_kind(sinks: Tensor, spec: AttentionSpec) -> None:
+    """Refuse sinks that the kernels cannot read.
 
     Raises:
-        ValueError: as said.
+        ValueError: they are of another shape or dtype, or not contiguous.
     """
-    if (sinks is not None) != spec.sinks:
-        raise ValueError(f"sinks must be given exactly if spec.sinks, which is {spec.sinks}")
-    if sinks is not None and not (
+    if not (
         sinks.shape == (spec.num_heads,)
         and dtype_name(sinks.dtype) == "float32"
         and sinks.is_contiguous()

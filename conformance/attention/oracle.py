@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...core.attention import AttentionBatch, AttentionSpec, KVCache
+from ...core.attention_checks import check_sinks
 from . import truth
 from .generate import slots_of
 
@@ -59,8 +60,7 @@ def attention_with_bounds(
 
     The bounds have the shapes of what they bound; see ``truth.error_bounds``.
     """
-    if (sinks is not None) != spec.sinks:
-        raise ValueError(f"sinks must be given exactly if spec.sinks, which is {spec.sinks}")
+    check_sinks(spec, sinks)
     rows, num_heads = len(query), spec.num_heads
 
     def nothing(*shape: int) -> Tensor:
@@ -86,13 +86,6 @@ def attention_with_bounds(
             for tensor, part in zip(whole, parts, strict=True):
                 tensor[start:stop] = part
     return whole
-
-
-def visible_keys(spec: AttentionSpec, num_tokens: int, position: int) -> range:
-    """Positions of the keys that a row at ``position`` sees in a sequence of ``num_tokens``."""
-    end = min(position + 1, num_tokens) if spec.causal else num_tokens
-    first = 0 if spec.sliding_window is None else max(0, position - spec.sliding_window + 1)
-    return range(first, max(first, end))
 
 
 def write_kv_oracle(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> KVCache:

@@ -27,6 +27,7 @@ from ...core.attention import (
     Capabilities,
     KVCache,
 )
+from ...core.attention_checks import check_sinks
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -173,10 +174,7 @@ class PlainBackend(AttentionBackend):
             ValueError: sinks are given to a layer without them, or missing.
             TypeError: the plan is another backend's.
         """
-        if (sinks is not None) != self.spec.sinks:
-            raise ValueError(
-                f"sinks must be given exactly if spec.sinks, which is {self.spec.sinks}"
-            )
+        check_sinks(self.spec, sinks)
         for sequence in own_plan(plan).sequences:
             if sequence.query_len:
                 self.attend_sequence(query, cache, sequence, out, sinks, lse)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.attention_cases import CPU, Case, bounds, cases, make_batch, make_case
+from support.attention_cases import CPU, Case, bounds, cases, make_batch, make_case, visible_keys
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from jackfield.backends._flex_calls import CallStyle, FlexCall, Geometry, PagedMask, build_calls
 from jackfield.backends._flex_kernel import FlexKernel, compiled, tile_options
-from jackfield.conformance.attention.oracle import attention_oracle, visible_keys
+from jackfield.conformance.attention.oracle import attention_oracle
 from jackfield.core.attention import AttentionSpec
 
 few = settings(max_examples=100, deadline=None)

@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from support.attention_cases import PADDING_ROWS, Case, cases, make_batch, make_case, visible_slots
+from support.attention_cases import (
+    PADDING_ROWS,
+    Case,
+    cases,
+    make_batch,
+    make_case,
+    visible_keys,
+    visible_slots,
+)
 from torch import Tensor
 
-from jackfield.conformance.attention.oracle import attention_oracle, visible_keys, write_kv_oracle
+from jackfield.conformance.attention.oracle import attention_oracle, write_kv_oracle
 from jackfield.core.attention import AttentionSpec, KVCache
 
 

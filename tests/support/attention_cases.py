@@ -10,7 +10,6 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from jackfield.conformance.attention.oracle import visible_keys
 from jackfield.core.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -155,6 +154,13 @@ def attend(
     return out, lse
 
 
+def visible_keys(spec: AttentionSpec, num_tokens: int, position: int) -> range:
+    """Positions of the keys that a row at ``position`` sees in a sequence of ``num_tokens``."""
+    end = min(position + 1, num_tokens) if spec.causal else num_tokens
+    first = 0 if spec.sliding_window is None else max(0, position - spec.sliding_window + 1)
+    return range(first, max(first, end))
+
+
 def visible_slots(case: Case) -> Tensor:
     """Which slots hold a key that some row sees: ``[P, B]``, bool."""
     seen = torch.zeros(case.cache.k.shape[:2], dtype=torch.bool)
@@ -175,21 +181,23 @@ def bounds(case: Case) -> tuple[float, float]:
     but for odds of 1e-7 (Higham and Mary, https://doi.org/10.1137/18M1226312). That holds for
     scores, which are summed in float32, and for their exponentials. An error of ``d`` in the scores
     is one of at most ``exp(2 d) - 1`` in the weights. Weights and result are then rounded to the
-    query's dtype, the latter twice if the cache is of another one.
+    query's dtype, the latter twice if the cache is of another one. NaN and infinity, which stand in
+    hidden slots only, do not count.
     """
     spec = case.spec
+    keys, values = (tensor.nan_to_num(0, 0, 0).double() for tensor in (case.cache.k, case.cache.v))
     unit = torch.finfo(torch.float64 if spec.dtype == torch.float64 else torch.float32).eps / 2
     own_unit = torch.finfo(spec.dtype).eps / 2
     if not len(case.query) or not case.cache.k.numel():
         return 0.0, 0.0
     longest = max(1, case.batch.max_seq_len)
-    norms = case.query.double().norm(dim=-1).max() * case.cache.k.double().norm(dim=-1).max()
+    norms = case.query.double().norm(dim=-1).max() * keys.norm(dim=-1).max()
     largest_score = abs(spec.scale) * float(norms)
     score_error = 6 * math.sqrt(spec.head_size) * unit * largest_score + 4 * unit * largest_score
     if spec.alibi_slopes is not None:
         score_error += 4 * unit * max(map(abs, spec.alibi_slopes)) * longest
     sum_error = 6 * math.sqrt(longest) * unit + 8 * unit
-    largest_value = float(case.cache.v.double().abs().max())
+    largest_value = float(values.abs().max())
     out_error = largest_value * (math.expm1(2 * score_error) + 2 * sum_error + 4 * own_unit)
     lse_unit = torch.finfo(torch.float32).eps / 2
     lse_error = score_error + sum_error + 4 * lse_unit * (largest_score + math.log(longest) + 1)
