@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.attention_cases import UNTOUCHED, Case, bounds, make_batch, make_case, visible_slots
+from support.attention_asserts import assert_meaning
+from support.attention_cases import UNTOUCHED, Case, make_batch, make_case, visible_slots
 from support.cuda import no_synchronisation
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from jackfield.backends.flex import FlexBackend, FlexOptions
-from jackfield.conformance.attention.oracle import attention_oracle, write_kv_oracle
+from jackfield.conformance.attention.oracle import write_kv_oracle
 from jackfield.core.attention import AttentionBatch, AttentionSpec, KVCache, KVCacheSpec
 
 # Torch's compiler warns about its own use of deprecated parts of torch.
@@ -86,21 +87,6 @@ def attend(
             backend.forward(case.query, case.cache, plan, out, sinks=case.sinks, lse=wanted)
     assert torch.equal(out, first)
     return out.cpu(), lse.cpu()
-
-
-def assert_meaning(host: Case, out: Tensor, lse: Tensor | None) -> None:
-    owned = host.batch.num_tokens
-    expected, expected_lse = attention_oracle(
-        host.spec, host.query, host.cache, host.batch, host.sinks
-    )
-    out_bound, lse_bound = bounds(host)
-    torch.testing.assert_close(out[:owned].double(), expected[:owned], rtol=0, atol=out_bound)
-    assert bool((out[owned:] == UNTOUCHED).all())
-    if lse is not None:
-        torch.testing.assert_close(
-            lse[:owned].double(), expected_lse[:owned], rtol=0, atol=lse_bound
-        )
-        assert bool((lse[owned:] == UNTOUCHED).all())
 
 
 @pytest.mark.parametrize(("dtype", "features"), LAYERS, ids=str)

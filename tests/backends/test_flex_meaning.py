@@ -9,12 +9,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.attention_asserts import (
+    assert_meaning,
+    assert_same_values,
+    assert_write_kv,
+    same_bytes,
+)
 from support.attention_cases import (
     CPU,
     UNTOUCHED,
     Case,
     attend,
-    bounds,
     cases,
     make_batch,
     make_case,
@@ -23,7 +28,6 @@ from support.attention_cases import (
 from torch import Tensor
 
 from jackfield.backends.flex import FlexBackend, FlexOptions
-from jackfield.conformance.attention.oracle import attention_oracle, write_kv_oracle
 from jackfield.core.attention import AttentionBatch, AttentionSpec, KVCache
 
 few = settings(max_examples=20, deadline=None)
@@ -32,35 +36,6 @@ few = settings(max_examples=20, deadline=None)
 def backend_of(case: Case, max_score_elements: int = 1 << 22) -> FlexBackend:
     options = FlexOptions(max_score_elements=max_score_elements)
     return FlexBackend(case.spec, case.cache_spec, CPU, options)
-
-
-def assert_meaning(case: Case, out: Tensor, lse: Tensor | None) -> None:
-    """Within rounding of the oracle where a query owns the row, untouched elsewhere."""
-    owned = case.batch.num_tokens
-    expected, expected_lse = attention_oracle(
-        case.spec, case.query, case.cache, case.batch, case.sinks
-    )
-    out_bound, lse_bound = bounds(case)
-    torch.testing.assert_close(out[:owned].double(), expected[:owned], rtol=0, atol=out_bound)
-    assert bool((out[owned:] == UNTOUCHED).all())
-    if lse is not None:
-        torch.testing.assert_close(
-            lse[:owned].double(), expected_lse[:owned], rtol=0, atol=lse_bound
-        )
-        assert bool((lse[owned:] == UNTOUCHED).all())
-
-
-def assert_same_bits(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> None:
-    assert torch.equal(first[0], second[0])
-    assert torch.equal(first[1], second[1])
-
-
-def same_bytes(first: Tensor, second: Tensor) -> bool:
-    """Equal to the last bit, NaN included."""
-    return torch.equal(
-        first.contiguous().view(-1).view(torch.uint8),
-        second.contiguous().view(-1).view(torch.uint8),
-    )
 
 
 def with_table(batch: AttentionBatch, table: Tensor) -> AttentionBatch:
@@ -81,7 +56,7 @@ def test_slots_of_no_visible_key_do_not_matter(case: Case, poison: float) -> Non
     poisoned = KVCache(k=case.cache.k.clone(), v=case.cache.v.clone())
     poisoned.k[hidden], poisoned.v[hidden] = poison, poison
     backend = backend_of(case)
-    assert_same_bits(
+    assert_same_values(
         attend(backend, case, with_lse=True),
         attend(backend, replace(case, cache=poisoned), with_lse=True),
     )
@@ -107,7 +82,7 @@ def test_physical_places_and_stale_table_tails_do_not_matter(
         ),
     )
     backend = backend_of(case)
-    assert_same_bits(
+    assert_same_values(
         attend(backend, case, with_lse=True), attend(backend, elsewhere, with_lse=True)
     )
 
@@ -121,7 +96,7 @@ def test_forward_repeats_itself_and_leaves_its_inputs_alone(case: Case) -> None:
     first = attend(backend, case, with_lse=True)
     assert all(same_bytes(old, new) for old, new in zip(before, inputs, strict=True))
     packed = replace(case, query=case.query.contiguous())
-    assert_same_bits(first, attend(backend, packed, with_lse=True))
+    assert_same_values(first, attend(backend, packed, with_lse=True))
 
 
 @few
@@ -130,12 +105,7 @@ def test_write_kv_changes_the_named_slots_and_no_other_byte(
     case: Case, data: st.DataObject
 ) -> None:
     skipped = data.draw(st.lists(st.booleans(), min_size=len(case.key), max_size=len(case.key)))
-    slots = torch.where(torch.tensor(skipped, dtype=torch.bool), -1, case.batch.slot_mapping)
-    case.cache.k[:, -1] = float("nan")
-    expected = write_kv_oracle(case.key, case.value, case.cache, slots)
-    backend_of(case).write_kv(case.key, case.value, case.cache, slots)
-    assert same_bytes(case.cache.k, expected.k)
-    assert same_bytes(case.cache.v, expected.v)
+    assert_write_kv(backend_of(case), case, skipped)
 
 
 FEATURES: list[dict[str, Any]] = [

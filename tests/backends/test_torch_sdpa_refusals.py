@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from pydantic import ValidationError
+from support.attention_asserts import assert_impossible_calls_are_refused
 from support.attention_cases import CPU, make_batch, make_case
 
 from jackfield.backends._kv_store import store_on_host, store_without_sync
 from jackfield.backends.torch_sdpa import TorchSdpaBackend, TorchSdpaOptions
-from jackfield.core.attention import AttentionPlan, AttentionSpec, KVCache, KVCacheSpec
+from jackfield.core.attention import AttentionSpec, KVCacheSpec
 from jackfield.core.errors import UnsupportedError
 from jackfield.core.options import NoOptions
 
@@ -67,23 +68,7 @@ def test_unknown_and_impossible_options() -> None:
 
 
 def test_what_forward_cannot_use() -> None:
-    case = make_case(SPEC, make_batch([5], [2], 4, 8), 4, 8)
-    backend = TorchSdpaBackend(SPEC, CACHE, CPU)
-    plan = backend.plan(case.batch)
-    out = torch.zeros(len(case.query), 4, 16)
-    with pytest.raises(ValueError, match=r"spec\.sinks, which is False"):
-        backend.forward(case.query, case.cache, plan, out, sinks=torch.zeros(4))
-    with pytest.raises(TypeError, match="cannot use a plan of type AttentionPlan"):
-        backend.forward(case.query, case.cache, AttentionPlan(), out)
-    with pytest.raises(ValueError, match="2 query rows were planned, but query has 1 rows"):
-        backend.forward(case.query[:1], case.cache, plan, out)
-    heads_first = KVCache(
-        k=case.cache.k.transpose(1, 2).contiguous().transpose(1, 2), v=case.cache.v
-    )
-    with pytest.raises(ValueError, match="32 tokens x 2 heads x 16 in NHD order"):
-        backend.forward(case.query, heads_first, plan, out)
-    with pytest.raises(ValueError, match="into must be None"):
-        backend.plan(case.batch, into=plan)
+    assert_impossible_calls_are_refused(TorchSdpaBackend)
 
 
 def test_sinks_that_are_missing() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.attention_asserts import assert_meaning
 from support.attention_cases import UNTOUCHED, Case, make_batch, make_case, visible_slots
 from support.cuda import no_synchronisation
 from support.triton_cases import (
     attend,
     backend_of,
     empty_results,
-    host_bounds,
     interpreted,
     placed,
 )
@@ -21,7 +21,6 @@ from support.triton_cases import (
 from jackfield.backends.triton_paged import planning
 from jackfield.backends.triton_paged.backend import TritonBackend
 from jackfield.backends.triton_paged.tiles import TritonOptions
-from jackfield.conformance.attention.oracle import attention_oracle
 from jackfield.core.attention import AttentionBatch, AttentionSpec, KVCache
 
 __all__ = ["interpreted"]
@@ -56,18 +55,6 @@ def large_case(spec: AttentionSpec, kv_dtype: torch.dtype | None = None) -> tupl
 
 def layer(**changes: Any) -> AttentionSpec:
     return replace(AttentionSpec(14, 2, 128, 128, 0.09, torch.bfloat16), **changes)
-
-
-def assert_meaning(host: Case, out: torch.Tensor, lse: torch.Tensor) -> None:
-    owned = host.batch.num_tokens
-    expected, expected_lse = attention_oracle(
-        host.spec, host.query, host.cache, host.batch, host.sinks
-    )
-    out_bound, lse_bound = host_bounds(host)
-    torch.testing.assert_close(out[:owned].double(), expected[:owned], rtol=0, atol=out_bound)
-    torch.testing.assert_close(lse[:owned].double(), expected_lse[:owned], rtol=0, atol=lse_bound)
-    assert bool((out[owned:] == UNTOUCHED).all())
-    assert bool((lse[owned:] == UNTOUCHED).all())
 
 
 @pytest.mark.parametrize("features", FEATURES, ids=str)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.attention_cases import CPU, UNTOUCHED, Case, make_batch, make_case, visible_slots
+from support.attention_asserts import assert_meaning, same_bytes
+from support.attention_cases import CPU, UNTOUCHED, make_batch, make_case, visible_slots
 from support.triton_cases import (
     DEVICE,
     SMALL_TILES,
     attend,
     backend_of,
     empty_results,
-    host_bounds,
     interpreted,
     layer,
     placed,
@@ -24,7 +24,7 @@ from support.triton_cases import (
 from torch import Tensor
 
 from jackfield.backends.triton_paged.tiles import TritonOptions
-from jackfield.conformance.attention.oracle import attention_oracle, write_kv_oracle
+from jackfield.conformance.attention.oracle import write_kv_oracle
 from jackfield.core.attention import AttentionSpec, KVCache
 
 __all__ = ["interpreted"]
@@ -54,29 +54,6 @@ FEATURES: list[dict[str, Any]] = [
 ]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 BATCH = ([1, 16, 60, 70, 33], [1, 1, 7, 1, 12])
-
-
-def assert_meaning(case: Case, out: Tensor, lse: Tensor) -> None:
-    """Within rounding of the oracle where a query owns the row, untouched elsewhere."""
-    owned = case.batch.num_tokens
-    cache = KVCache(k=case.cache.k.to(CPU), v=case.cache.v.to(CPU))
-    sinks = None if case.sinks is None else case.sinks.to(CPU)
-    expected, expected_lse = attention_oracle(
-        case.spec, case.query.to(CPU), cache, case.batch, sinks
-    )
-    out_bound, lse_bound = host_bounds(case)
-    torch.testing.assert_close(out[:owned].double(), expected[:owned], rtol=0, atol=out_bound)
-    torch.testing.assert_close(lse[:owned].double(), expected_lse[:owned], rtol=0, atol=lse_bound)
-    assert bool((out[owned:] == UNTOUCHED).all())
-    assert bool((lse[owned:] == UNTOUCHED).all())
-
-
-def same_bytes(first: Tensor, second: Tensor) -> bool:
-    """Equal to the last bit, NaN included."""
-    return torch.equal(
-        first.contiguous().view(-1).view(torch.uint8),
-        second.contiguous().view(-1).view(torch.uint8),
-    )
 
 
 def assert_same_bits(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from jackfield.backends.triton_paged.backend import TritonBackend
 from jackfield.backends.triton_paged.tiles import TritonOptions
-from jackfield.core.attention import AttentionBatch, AttentionSpec, KVCache, allocate_kv_cache
+from jackfield.core.attention import AttentionBatch, AttentionSpec, allocate_kv_cache
 
-from .attention_cases import CPU, UNTOUCHED, Case, bounds
+from .attention_cases import UNTOUCHED, Case
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
@@ -90,15 +90,6 @@ def attend(backend: TritonBackend, case: Case) -> tuple[Tensor, Tensor]:
         case.query, case.cache, backend.plan(case.batch), out, sinks=case.sinks, lse=lse
     )
     return out.cpu(), lse.cpu()
-
-
-def host_bounds(case: Case) -> tuple[float, float]:
-    """``bounds``, whatever NaN and Inf the hidden slots hold."""
-    finite = KVCache(
-        k=case.cache.k.to(CPU).float().nan_to_num(0, 0, 0),
-        v=case.cache.v.to(CPU).float().nan_to_num(0, 0, 0),
-    )
-    return bounds(replace(case, cache=finite, query=case.query.to(CPU)))
 
 
 def layer(**changes: Any) -> AttentionSpec:
