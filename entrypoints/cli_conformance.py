@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import json
 import os
 import shlex
 import sys
@@ -30,6 +29,7 @@ from ..plugins.discovery import discover
 from ..plugins.registry import PartKind
 from ..plugins.selection import validate_options
 from .interrupts import deferred_interrupt
+from .settings import NO_OBJECT, parse_json
 
 if TYPE_CHECKING:
     from ..conformance.attention.hunt import Kill
@@ -220,17 +220,10 @@ def parse_backend_options(text: str | None) -> Mapping[str, Any]:
     """
     if text is None:
         return {}
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        values, why = None, f" ({error})"
-    else:
-        why = ""
+    what = f"--backend-options {text!r}"
+    values = parse_json(text, what)
     if not isinstance(values, dict):
-        raise ConfigError(
-            f"--backend-options {text!r} is wrong: it must be a JSON object such as "
-            f'{{"field": 1}}{why}'
-        )
+        raise ConfigError(f"{what} is wrong: {NO_OBJECT}")
     return values
 
 

@@ -28,6 +28,10 @@ OTHER_VARIABLES = {
 }
 
 
+#: What is said of text that should be an option table.
+NO_OBJECT = 'it must be a JSON object such as {"field": 1}'
+
+
 @dataclass(frozen=True)
 class Settings:
     """All settings of an engine, and where each one comes from.
@@ -150,7 +154,7 @@ def _parse(name: str, given: _Given) -> object:
         if optional and value.strip().lower() in ("none", "null"):
             return None
         if table:
-            value = _parse_json(name, given, value)
+            value = parse_json(value, f"{name}={value!r} (from {given.origin})")
     adapter: TypeAdapter[object] = TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False))
     try:
         return adapter.validate_python(value, strict=not given.text)
@@ -159,14 +163,20 @@ def _parse(name: str, given: _Given) -> object:
         raise ConfigError(f"{name}={value!r} (from {given.origin}) is wrong: {what}") from None
 
 
-def _parse_json(name: str, given: _Given, text: str) -> object:
+def parse_json(text: str, what: str) -> object:
+    """The value of an option table that was given as text.
+
+    Args:
+        text: JSON.
+        what: the setting with the text and where it comes from, for the message.
+
+    Raises:
+        ConfigError: it is no JSON, or an object names a field twice.
+    """
     try:
-        value = json.loads(text, object_pairs_hook=_unique_keys)
+        value: object = json.loads(text, object_pairs_hook=_unique_keys)
     except ValueError as error:
-        raise ConfigError(
-            f"{name}={text!r} (from {given.origin}) is wrong: it must be a JSON object such as "
-            f'{{"field": 1}} ({error})'
-        ) from None
+        raise ConfigError(f"{what} is wrong: {NO_OBJECT} ({error})") from None
     return value
 
 
