@@ -20,6 +20,7 @@ from .block_manager import BlockManager
 from .request import Request
 from .sampler import SamplingBatch
 from .scheduler import StepPlan
+from .step_arrays import HostBuffer, StepArrays
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -48,44 +49,6 @@ class StepInputs:
     sampled_ids: tuple[str, ...]
     sampled_rows: Int64
     sampled_positions: Int64
-
-
-class _HostBuffer:
-    """A reusable block of host memory that goes to the device in one copy.
-
-    Arrays are carved out of it one after the other; 8-byte types must come first.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._memory = torch.empty(0, dtype=torch.uint8)
-        self._parts: list[tuple[int, int, torch.dtype, tuple[int, ...]]] = []
-        self._used = 0
-
-    def reset(self, num_bytes: int) -> None:
-        """Start over with room for ``num_bytes``."""
-        if self._memory.numel() < num_bytes:
-            size = max(num_bytes, 2 * self._memory.numel())
-            pinned = self._device.type == "cuda"
-            self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        self._parts.clear()
-        self._used = 0
-
-    def carve(self, dtype: torch.dtype, *shape: int) -> Tensor:
-        """The next part of the buffer, uninitialised."""
-        size = dtype.itemsize * int(np.prod(shape))
-        part = self._memory[self._used : self._used + size].view(dtype).view(shape)
-        self._parts.append((self._used, size, dtype, shape))
-        self._used += size
-        return part
-
-    def upload(self) -> list[Tensor]:
-        """Device copies of all parts, in order; on a CPU the parts themselves."""
-        memory = self._memory[: self._used].to(self._device, non_blocking=True)
-        return [
-            memory[start : start + size].view(dtype).view(shape)
-            for start, size, dtype, shape in self._parts
-        ]
 
 
 class BatchAssembler:
@@ -117,7 +80,7 @@ class BatchAssembler:
         self._seed = np.zeros(max_num_seqs, np.uint64)
         # Two buffers in turn: a copy to the device may still be under way when the next step is
         # assembled.
-        self._buffers = (_HostBuffer(device), _HostBuffer(device))
+        self._buffers = (HostBuffer(device), HostBuffer(device))
 
     def release(self, request_id: str) -> None:
         """Give a row back when its request has ended or lost its blocks."""
@@ -141,6 +104,7 @@ class BatchAssembler:
         plan: StepPlan,
         find_request: Callable[[str], Request | None],
         block_manager: BlockManager,
+        padded_size: Callable[[int], int] = lambda num_seqs: num_seqs,
     ) -> StepInputs:
         """Tensors of a step. Rows of preempted requests must have been released before.
 
@@ -148,6 +112,8 @@ class BatchAssembler:
             plan: what to compute, at least one token.
             find_request: looks a live request up by id.
             block_manager: read for block tables.
+            padded_size: how many sequences a step of so many, one token each, is padded to: with
+                idle ones, which have a query row, no token and no slot.
         """
         scheduled = plan.scheduled
         rows = np.array(
@@ -160,61 +126,60 @@ class BatchAssembler:
         samples = np.array([item.samples for item in scheduled], bool)
 
         num_seqs, num_tokens = len(scheduled), int(query_lens.sum())
-        width = max(1, -(-int(seq_lens.max()) // self._block_size))
-        num_sampled = int(samples.sum())
-        buffer = self._next_buffer(
-            8 * (3 * num_tokens + num_sampled) + 4 * (2 * num_seqs + 1 + num_seqs * width)
+        max_query_len, max_seq_len = int(query_lens.max()), int(seq_lens.max())
+        num_idle = padded_size(num_seqs) - num_seqs if max_query_len == 1 else 0
+        host = StepArrays.carve(
+            self._next_buffer(),
+            num_seqs=num_seqs + num_idle,
+            num_tokens=num_tokens + num_idle,
+            num_sampled=int(samples.sum()),
+            table_width=max(1, -(-max_seq_len // self._block_size)),
         )
-        input_ids = buffer.carve(torch.int64, num_tokens)
-        positions = buffer.carve(torch.int64, num_tokens)
-        slot_mapping = buffer.carve(torch.int64, num_tokens)
-        sample_indices = buffer.carve(torch.int64, num_sampled)
-        query_start_loc = buffer.carve(torch.int32, num_seqs + 1)
-        seq_lens_host = buffer.carve(torch.int32, num_seqs)
-        block_table = buffer.carve(torch.int32, num_seqs, width)
-
-        ends = np.cumsum(query_lens)
-        query_start_loc.numpy()[0] = 0
-        query_start_loc.numpy()[1:] = ends
-        seq_lens_host.numpy()[:] = seq_lens
-        block_table.numpy()[:] = self._block_table[rows, :width]
-        token_rows = np.repeat(rows, query_lens)
-        token_positions = np.arange(num_tokens) + np.repeat(seq_lens - ends, query_lens)
-        positions.numpy()[:] = token_positions
-        input_ids.numpy()[:] = self._tokens[token_rows, token_positions]
-        blocks = self._block_table[token_rows, token_positions // self._block_size]
-        slot_mapping.numpy()[:] = (
-            blocks.astype(np.int64) * self._block_size + token_positions % self._block_size
-        )
-        sample_indices.numpy()[:] = ends[samples] - 1
-
-        on_device = buffer.upload()
+        self._fill(host, rows, query_lens, seq_lens)
+        host.sample_indices.numpy()[:] = np.cumsum(query_lens)[samples] - 1
+        host.fill_idle(num_idle)
+        device = host.upload()
         attention = AttentionBatch(
-            query_start_loc=on_device[4],
-            seq_lens=on_device[5],
-            block_table=on_device[6],
-            slot_mapping=on_device[2],
-            query_start_loc_cpu=query_start_loc,
-            seq_lens_cpu=seq_lens_host,
-            block_table_cpu=block_table,
-            slot_mapping_cpu=slot_mapping,
-            max_query_len=int(query_lens.max()),
-            max_seq_len=int(seq_lens.max()),
+            query_start_loc=device.query_start_loc,
+            seq_lens=device.seq_lens,
+            block_table=device.block_table,
+            slot_mapping=device.slot_mapping,
+            query_start_loc_cpu=host.query_start_loc,
+            seq_lens_cpu=host.seq_lens,
+            block_table_cpu=host.block_table,
+            slot_mapping_cpu=host.slot_mapping,
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
         )
         return StepInputs(
-            input_ids=on_device[0],
-            positions=on_device[1],
+            input_ids=device.input_ids,
+            positions=device.positions,
             attention=attention,
-            sample_indices=on_device[3],
+            sample_indices=device.sample_indices,
             sampling=self._sampling(rows[samples], seq_lens[samples]),
             sampled_ids=tuple(item.request_id for item in scheduled if item.samples),
             sampled_rows=rows[samples],
             sampled_positions=seq_lens[samples],
         )
 
-    def _next_buffer(self, num_bytes: int) -> _HostBuffer:
+    def _fill(self, host: StepArrays, rows: Int64, query_lens: Int64, seq_lens: Int64) -> None:
+        """Write what follows from the lengths of the scheduled sequences and from their rows."""
+        num_seqs, num_tokens = len(rows), int(query_lens.sum())
+        ends = np.cumsum(query_lens)
+        host.query_start_loc.numpy()[0] = 0
+        host.query_start_loc.numpy()[1 : num_seqs + 1] = ends
+        host.seq_lens.numpy()[:num_seqs] = seq_lens
+        host.block_table.numpy()[:num_seqs] = self._block_table[rows, : host.block_table.shape[1]]
+        token_rows = np.repeat(rows, query_lens)
+        positions = np.arange(num_tokens) + np.repeat(seq_lens - ends, query_lens)
+        host.positions.numpy()[:num_tokens] = positions
+        host.input_ids.numpy()[:num_tokens] = self._tokens[token_rows, positions]
+        blocks = self._block_table[token_rows, positions // self._block_size].astype(np.int64)
+        slots = blocks * self._block_size + positions % self._block_size
+        host.slot_mapping.numpy()[:num_tokens] = slots
+
+    def _next_buffer(self) -> HostBuffer:
         self._buffers = self._buffers[::-1]
-        self._buffers[0].reset(num_bytes)
         return self._buffers[0]
 
     def _row_of(self, request_id: str, find_request: Callable[[str], Request | None]) -> int:

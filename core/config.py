@@ -26,7 +26,27 @@ def parse_bytes(value: object) -> object:
     return int(float(match[1]) * _BYTE_UNITS[match[2] or ""])
 
 
+def parse_sizes(value: object) -> object:
+    """``"1,2,8"`` or a list as a tuple, ascending and without repetitions; anything else is left
+    as it is.
+
+    Raises:
+        ValueError: a text that is no list of numbers, or a number below 1.
+    """
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",")]
+        if not all(part.isdecimal() for part in parts):
+            raise ValueError(f"{value!r} is no list of whole numbers such as 1,2,4,8")
+        value = [int(part) for part in parts]
+    if not isinstance(value, list | tuple) or not all(type(size) is int for size in value):
+        return value
+    if not value or min(value) < 1:
+        raise ValueError(f"{list(value)} must be numbers of at least 1, and at least one of them")
+    return tuple(sorted(set(value)))
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Sizes = Annotated[tuple[int, ...], BeforeValidator(parse_sizes)]
 Part = dict[str, Any]
 
 
@@ -119,6 +139,17 @@ class EngineOptions(BaseModel):
         ge=0,
         lt=1,
         description="Share of the KV blocks that admitting new requests leaves.",
+    )
+    enforce_eager: bool = Field(
+        default=False,
+        description="Launch every kernel of every step. By default decoding steps on a GPU are "
+        "replayed from CUDA graphs, where the attention backend can.",
+    )
+    cuda_graph_sizes: Sizes | None = Field(
+        default=None,
+        description="Numbers of requests whose decoding steps are captured as CUDA graphs; a step "
+        "is padded to the next of them, and one with more requests than the last is not captured. "
+        "Default: 1, 2, 4, 8, 16, 24 and so on to max_num_seqs.",
     )
     attention_backend: str = Field(
         default="auto", description="Attention backend by name, or 'auto'."

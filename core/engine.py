@@ -207,7 +207,9 @@ class Engine:
         usage, queues = self.block_manager.usage(), self.scheduler.stats()
         for observer in self._observers:
             observer.step_planned(plan)
-        inputs = self._assembler.assemble(plan, self.scheduler.get, self.block_manager)
+        inputs = self._assembler.assemble(
+            plan, self.scheduler.get, self.block_manager, self.model_runner.padded_size
+        )
         tokens = self.model_runner.execute(inputs, plan.copies)
         self._assembler.record(inputs, tokens)
         sampled = dict(zip(inputs.sampled_ids, tokens, strict=True))

@@ -14,8 +14,9 @@ import torch
 from .attention import AttentionBatch, AttentionSpec
 from .batch import StepInputs
 from .errors import CapacityError
+from .layer_attention import LayerAttention, kv_cache_spec
 from .model import Model
-from .model_runner import LayerAttention, ModelRunner, kv_cache_spec
+from .model_runner import ModelRunner
 from .sampler import SamplingBatch
 
 _GIB = 2**30

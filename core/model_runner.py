@@ -2,89 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from .attention import (
-    AttentionBackend,
-    AttentionBatch,
-    AttentionPlan,
-    AttentionSpec,
-    KVCache,
-    KVCacheSpec,
-    allocate_kv_cache,
-)
 from .batch import StepInputs
 from .block_manager import BlockCopy
+from .decode_graphs import DecodeGraphs
+from .layer_attention import LayerAttention, StepAttention, plan_step
 from .model import Model
 from .sampler import sample
-
-BackendFactory = Callable[[AttentionSpec, KVCacheSpec], AttentionBackend]
-
-
-@dataclass(frozen=True)
-class LayerAttention:
-    """What serves one layer: a backend (shared by layers with an equal spec) and its own cache."""
-
-    backend: AttentionBackend
-    cache: KVCache
-
-
-def kv_cache_spec(
-    spec: AttentionSpec, num_blocks: int, block_size: int, dtype: torch.dtype
-) -> KVCacheSpec:
-    """The cache that a layer of this spec needs."""
-    return KVCacheSpec(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_kv_heads=spec.num_kv_heads,
-        head_size=spec.head_size,
-        v_head_size=spec.v_head_size,
-        dtype=dtype,
-    )
-
-
-def bind_layers(
-    specs: Sequence[AttentionSpec],
-    make_backend: BackendFactory,
-    num_blocks: int,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> list[LayerAttention]:
-    """One backend for each distinct spec, one zero-filled cache for each layer."""
-    backends: dict[AttentionSpec, AttentionBackend] = {}
-    layers = []
-    for spec in specs:
-        cache_spec = kv_cache_spec(spec, num_blocks, block_size, dtype)
-        if spec not in backends:
-            backends[spec] = make_backend(spec, cache_spec)
-        layout = backends[spec].capabilities(device).kv_layout
-        layers.append(LayerAttention(backends[spec], allocate_kv_cache(cache_spec, layout, device)))
-    return layers
-
-
-class _StepAttention:
-    """The ``AttentionStep`` of one step: the plans of all backends, ready to be called by layer."""
-
-    def __init__(self, layers: Sequence[LayerAttention], batch: AttentionBatch) -> None:
-        plans: dict[int, AttentionPlan] = {}
-        for layer in layers:
-            if id(layer.backend) not in plans:
-                plans[id(layer.backend)] = layer.backend.plan(batch)
-        self._layers = [(layer.backend, layer.cache, plans[id(layer.backend)]) for layer in layers]
-        self._slot_mapping = batch.slot_mapping
-
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
-    ) -> Tensor:
-        backend, cache, plan = self._layers[layer]
-        backend.write_kv(key, value, cache, self._slot_mapping)
-        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
-        return backend.forward(query, cache, plan, out, sinks=sinks)
 
 
 class ModelRunner:
@@ -93,11 +21,23 @@ class ModelRunner:
     Args:
         model: with its weights loaded.
         layers: what serves each attention layer, in order.
+        graphs: captured decoding steps on the same model and layers; None runs every step launch
+            by launch.
     """
 
-    def __init__(self, model: Model, layers: Sequence[LayerAttention]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        layers: Sequence[LayerAttention],
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
         self.model = model
         self.layers = list(layers)
+        self.graphs = graphs
+
+    def padded_size(self, num_seqs: int) -> int:
+        """How many sequences a step of this many, one token each, is best padded to."""
+        return num_seqs if self.graphs is None else self.graphs.padded_size(num_seqs)
 
     @torch.inference_mode()
     def execute(self, inputs: StepInputs, copies: Sequence[BlockCopy] = ()) -> list[int]:
@@ -112,13 +52,20 @@ class ModelRunner:
             device.
         """
         self._copy_blocks(copies)
-        attention = _StepAttention(self.layers, inputs.attention)
-        hidden_states = self.model(inputs.input_ids, inputs.positions, attention)
+        hidden_states = self._hidden_states(inputs)
         if inputs.sampling is None:
             return []
         rows = hidden_states.index_select(0, inputs.sample_indices)
         logits = self.model.compute_logits(rows)
         return list(sample(logits, inputs.sampling).tolist())
+
+    def _hidden_states(self, inputs: StepInputs) -> Tensor:
+        if self.graphs is not None and self.graphs.can_run(inputs):
+            return self.graphs.run(inputs)
+        batch = inputs.attention
+        attention = StepAttention(self.layers, plan_step(self.layers, batch), batch.slot_mapping)
+        hidden_states: Tensor = self.model(inputs.input_ids, inputs.positions, attention)
+        return hidden_states
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         if not copies:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from ..core.config import EngineOptions
+from ..core.config import Bytes, EngineOptions, Sizes
 
 CONFIG_FLAG = inspect.Parameter(
     "config",
@@ -83,10 +83,9 @@ def _flag_type(annotation: Any) -> tuple[Any, str | None]:
     if get_origin(annotation) is Literal:
         return str | None, "|".join(get_args(annotation))
     arguments = [item for item in get_args(annotation) if item is not NoneType]
-    if get_origin(annotation) is Annotated or any(
-        get_origin(item) is Annotated for item in arguments
-    ):
-        return str | None, "BYTES"
+    for kind, metavar in ((Bytes, "BYTES"), (Sizes, "N,N,...")):
+        if kind in (annotation, *arguments):
+            return str | None, metavar
     if get_origin(annotation) is dict:
         return str | None, "JSON"
     kind = arguments[0] if arguments else annotation

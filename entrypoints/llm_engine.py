@@ -15,8 +15,10 @@ from ..core.attention import AttentionBackend, AttentionSpec, KVCacheSpec, dtype
 from ..core.batch import BatchAssembler
 from ..core.block_manager import BlockManager, BlockManagerConfig
 from ..core.config import EngineOptions
+from ..core.decode_graphs import DecodeGraphs, graph_memory
 from ..core.engine import Engine, EngineLimits
 from ..core.errors import CapacityError, ConfigError
+from ..core.layer_attention import LayerAttention, bind_layers
 from ..core.memory import (
     DeviceMemory,
     StepLimits,
@@ -28,7 +30,7 @@ from ..core.memory import (
     measure_peak,
 )
 from ..core.model import Model, ModelConfig
-from ..core.model_runner import LayerAttention, ModelRunner, bind_layers
+from ..core.model_runner import ModelRunner
 from ..core.scheduler import Scheduler, SchedulerConfig
 from ..models.loader import Checkpoint, load_checkpoint
 from ..models.locate import locate
@@ -41,6 +43,7 @@ from ..plugins.selection import (
     select_scheduler,
     select_scheduling_policy,
 )
+from .graph_setup import capture, choose_graph_sizes
 from .logging import configure_logging
 from .settings import Settings, load_settings
 
@@ -230,6 +233,7 @@ class _Builder:
             options.attention_backend_options,
         )
         self.block_size = self.backend_choice.block_size
+        self.graph_sizes = choose_graph_sizes(options, self.backend_choice, self.device)
         model = self._load_model(model_class, checkpoint)
         num_blocks = self._num_blocks(model, before)
         manager = self._make_block_manager(manager_choice, num_blocks)
@@ -277,6 +281,13 @@ class _Builder:
         checkpoint.load_into(model, self.options.seed)
         return model.eval()
 
+    def _graphs(self, model: Model, layers: list[LayerAttention]) -> DecodeGraphs | None:
+        """Not captured yet; None if there is nothing to capture."""
+        if not self.graph_sizes:
+            return None
+        max_blocks = -(-self.max_model_len // self.block_size)
+        return DecodeGraphs(model, layers, self.graph_sizes, max_blocks, self.device)
+
     def _bind(self, num_blocks: int) -> list[LayerAttention]:
         choice = self.backend_choice
 
@@ -297,6 +308,9 @@ class _Builder:
                 options.max_num_batched_tokens, options.max_num_seqs, self.max_model_len
             )
             peak = measure_peak(model, self._bind, self.block_size, limits, self.device, before)
+            graphs = self._graphs(model, self._bind(1))
+            if graphs is not None:
+                peak += graph_memory(graphs, lambda: DeviceMemory.now(self.device).used)
             size = gpu_kv_cache_bytes(
                 before.total, before.used, peak, options.gpu_memory_utilization
             )
@@ -346,8 +360,12 @@ class _Builder:
         eos = set(self.config.eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             eos.add(tokenizer.eos_token_id)
+        layers = self._bind(num_blocks)
+        graphs = self._graphs(model, layers)
+        if graphs is not None:
+            capture(graphs)
         return cls(
-            model_runner=ModelRunner(model, self._bind(num_blocks)),
+            model_runner=ModelRunner(model, layers, graphs),
             scheduler=scheduler,
             block_manager=manager,
             assembler=BatchAssembler(

@@ -96,10 +96,12 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 @settings(deadline=None, max_examples=200)
-@given(worlds())
-def test_assembly(world: World) -> None:
+@given(worlds(), st.integers(0, 3))
+def test_assembly(world: World, padding: int) -> None:
     assembler = BatchAssembler(8, MAX_LEN, world.block_size, CPU)
-    inputs = assembler.assemble(world.plan, world.requests.get, world.manager)
+    inputs = assembler.assemble(
+        world.plan, world.requests.get, world.manager, lambda num_seqs: num_seqs + padding
+    )
     ids, positions, slots, starts, ends = [], [], [], [0], []
     for item in world.plan.scheduled:
         request = world.requests[item.request_id]
@@ -113,6 +115,14 @@ def test_assembly(world: World) -> None:
         starts.append(len(ids))
         ends.append(item.num_computed_tokens + item.num_new_tokens)
     batch = inputs.attention
+    if batch.max_query_len == 1:
+        idle = range(len(ids), len(ids) + padding)
+        starts += [row + 1 for row in idle]
+        for expected, value in ((ids, 0), (positions, 0), (slots, -1), (ends, 0)):
+            expected += [value] * padding
+        assert batch.block_table[len(world.plan.scheduled) :].tolist() == [
+            [0] * batch.block_table.shape[1] for _ in idle
+        ]
     assert inputs.input_ids.tolist() == ids
     assert inputs.positions.tolist() == positions
     assert batch.slot_mapping.tolist() == slots

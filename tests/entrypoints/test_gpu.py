@@ -11,11 +11,20 @@ from typing import Any
 
 import pytest
 import torch
-from support.greedy import Prompts, assert_equal_greedy, generate_greedy, reference_greedy
+from support.greedy import (
+    Prompts,
+    Reference,
+    assert_equal_greedy,
+    generate_greedy,
+    logits_noise,
+    reference_greedy,
+)
 from support.tiny_models import byte_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from jackfield import LLM
+from jackfield.plugins.discovery import discover
+from jackfield.plugins.registry import PartKind
 
 pytestmark = pytest.mark.gpu
 
@@ -58,25 +67,135 @@ def prompts() -> Prompts:
     return [[rng.randrange(150000) for _ in range(length)] for length in lengths]
 
 
-def test_float32_equals_transformers(checkpoint: Path, prompts: Prompts) -> None:
-    """Together, in small chunks, and with so few blocks that requests are preempted."""
-    model: Any = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).cuda()
-    reference = reference_greedy(model, prompts, NUM_TOKENS)
-    runs: list[dict[str, Any]] = [
+@pytest.fixture(scope="module")
+def float32_reference(checkpoint: Path, prompts: Prompts) -> Reference:
+    return reference_greedy(load_reference(checkpoint, torch.float32), prompts, NUM_TOKENS)
+
+
+def load_reference(checkpoint: Path, dtype: torch.dtype) -> Any:
+    model: Any = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=dtype)
+    return model.cuda()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
         {},
+        {"enforce_eager": True},
+        {"cuda_graph_sizes": (3, 20)},
         {"long_prefill_token_threshold": 16},
         {"max_model_len": 672, "num_gpu_blocks_override": 64},
-    ]
-    for options in runs:
-        shared = {"max_model_len": 2048, "gpu_memory_utilization": 0.3, **options}
-        llm = LLM(str(checkpoint), device="cuda", dtype="float32", **shared)
-        compared = assert_equal_greedy(generate_greedy(llm, prompts, NUM_TOKENS), reference)
-        print(options, "compared", compared, "of", len(prompts) * NUM_TOKENS)
-        assert compared > 0.9 * len(prompts) * NUM_TOKENS
-        assert llm.engine.stats().blocks.used == 0
-        if "num_gpu_blocks_override" in options:
-            assert llm.engine.stats().scheduler.num_preemptions > 0
+    ],
+    ids=["graphs", "eager", "graphs_of_two_sizes", "chunks_of_16", "preemption"],
+)
+def test_float32_equals_transformers(
+    checkpoint: Path, prompts: Prompts, float32_reference: Reference, options: dict[str, Any]
+) -> None:
+    """Together, with and without CUDA graphs, in small chunks, and with so few blocks that requests
+    are preempted."""
+    shared = {"max_model_len": 2048, "gpu_memory_utilization": 0.3, **options}
+    llm = LLM(str(checkpoint), device="cuda", dtype="float32", **shared)
+    replays = count_replays(llm)
+    compared = assert_equal_greedy(generate_greedy(llm, prompts, NUM_TOKENS), float32_reference)
+    print(options, "compared", compared, "of", len(prompts) * NUM_TOKENS, "replays", len(replays))
+    assert compared > 0.9 * len(prompts) * NUM_TOKENS
+    assert llm.engine.stats().blocks.used == 0
+    assert bool(replays) == (not options.get("enforce_eager", False))
+    if "num_gpu_blocks_override" in options:
+        assert llm.engine.stats().scheduler.num_preemptions > 0
+
+
+def count_replays(llm: LLM) -> list[int]:
+    """Numbers of sequences of the decoding steps that are replayed from now on."""
+    replays: list[int] = []
+    graphs = llm.engine.model_runner.graphs
+    if graphs is not None:
+        run = graphs.run
+
+        def counting(inputs: Any) -> torch.Tensor:
+            replays.append(inputs.attention.num_seqs)
+            return run(inputs)
+
+        graphs.run = counting  # type: ignore[method-assign]
+    return replays
+
+
+FLOAT32_BACKENDS = ["torch_sdpa", "triton", "flex", "xformers"]
+HALF_BACKENDS = [*FLOAT32_BACKENDS, "flash_attn", "flash_attn_4", "flashinfer", "torch_varlen"]
+
+
+def with_backend(checkpoint: Path, name: str, dtype: str) -> LLM:
+    """An engine on a backend; skipped where its library is not installed."""
+    entry = discover().registry.get(PartKind.ATTENTION_BACKEND, name)
+    assert entry is not None
+    missing = entry.load().capabilities(torch.device("cuda")).missing
+    if missing is not None:
+        pytest.skip(missing)
+    return LLM(
+        str(checkpoint),
+        device="cuda",
+        dtype=dtype,
+        attention_backend=name,
+        max_model_len=1024,
+        max_num_seqs=32,
+        gpu_memory_utilization=0.3,
+    )
+
+
+@pytest.mark.parametrize("name", FLOAT32_BACKENDS)
+def test_every_backend_equals_transformers_in_float32(
+    checkpoint: Path, prompts: Prompts, float32_reference: Reference, name: str
+) -> None:
+    llm = with_backend(checkpoint, name, "float32")
+    compared = assert_equal_greedy(generate_greedy(llm, prompts, NUM_TOKENS), float32_reference)
+    print(name, "compared", compared, "of", len(prompts) * NUM_TOKENS)
+    assert compared > 0.9 * len(prompts) * NUM_TOKENS
+
+
+@pytest.fixture(scope="module")
+def half_reference(
+    checkpoint: Path, prompts: Prompts, float32_reference: Reference
+) -> tuple[Reference, float]:
+    """Completions in bfloat16, and the distance of logits that its rounding can bridge."""
+    exact = load_reference(checkpoint, torch.float32)
+    rounded = load_reference(checkpoint, torch.bfloat16)
+    noise = logits_noise(exact, rounded, prompts, float32_reference)
+    print("bfloat16 moves logits by up to", noise)
+    return reference_greedy(rounded, prompts, NUM_TOKENS), 2 * noise
+
+
+@pytest.mark.parametrize("name", HALF_BACKENDS)
+def test_every_backend_equals_transformers_in_bfloat16_but_for_near_ties(
+    checkpoint: Path, prompts: Prompts, half_reference: tuple[Reference, float], name: str
+) -> None:
+    """Two implementations round differently: each logit may move by the noise, either way."""
+    reference, near_tie = half_reference
+    llm = with_backend(checkpoint, name, "bfloat16")
+    replays = count_replays(llm)
+    compared = assert_equal_greedy(generate_greedy(llm, prompts, NUM_TOKENS), reference, near_tie)
+    share = compared / (len(prompts) * NUM_TOKENS)
+    print(f"{name}: {share:.0%} equal before the first near-tie, {len(replays)} replays")
+    assert share > 0.1
+
+
+def test_steps_without_a_token_do_not_overtake_each_other(
+    checkpoint: Path, prompts: Prompts
+) -> None:
+    """Chunks of a long prompt sample nothing, so that nothing makes the host wait for them."""
+    rng = random.Random(1)
+    long = [[rng.randrange(150000) for _ in range(30000)]]
+    results = []
+    for chunk in (256, 8192):
+        llm = LLM(
+            str(checkpoint),
+            device="cuda",
+            dtype="float32",
+            max_num_batched_tokens=chunk,
+            gpu_memory_utilization=0.3,
+        )
+        results.append(generate_greedy(llm, long, 8)[0].outputs[0].token_ids)
         del llm
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

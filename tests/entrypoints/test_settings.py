@@ -29,6 +29,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "gpu_memory_utilization": st.floats(0.01, 1.0),
     "enable_chunked_prefill": st.booleans(),
     "dtype": st.sampled_from(["auto", "float32", "float16", "bfloat16"]),
+    "cuda_graph_sizes": st.sets(st.integers(1, 512), min_size=1, max_size=4).map(
+        lambda sizes: tuple(sorted(sizes))
+    ),
     "attention_backend": st.text("abcdefgh_", min_size=1).filter(lambda text: text != "none"),
     "scheduler_options": st.dictionaries(
         st.text("abc", min_size=1), st.integers() | st.booleans() | st.text("xyz"), max_size=3
@@ -37,7 +40,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def written(value: Any) -> str:
-    """As in JSON; a plain text as it is."""
+    """As in JSON; a plain text as it is, numbers with commas in between."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -205,3 +210,14 @@ def test_any_text_is_parsed_or_refused_by_name(text: str) -> None:
             EngineOptions.model_validate(told.options.model_dump())
             continue
         assert message.startswith(f"{name}=")
+
+
+@pytest.mark.parametrize("text", ["0,2", "", "1;2", "-1", "1.5", "[]"])
+def test_sizes_of_graphs_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="cuda_graph_sizes="):
+        load_settings({"cuda_graph_sizes": text}, {})
+
+
+def test_sizes_of_graphs_are_sorted() -> None:
+    options = load_settings({"cuda_graph_sizes": "8, 1,8"}, {}).options
+    assert options.cuda_graph_sizes == (1, 8)

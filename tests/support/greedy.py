@@ -69,8 +69,15 @@ def generate_greedy(llm: LLM, prompts: Prompts, num_tokens: int) -> list[Request
     return llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
 
 
-def assert_equal_greedy(outputs: Sequence[RequestOutput], reference: Reference) -> int:
+def assert_equal_greedy(
+    outputs: Sequence[RequestOutput], reference: Reference, near_tie: float = NEAR_TIE
+) -> int:
     """Each completion equals the reference up to its first near-tie that turns out differently.
+
+    Args:
+        outputs: of Jackfield.
+        reference: of transformers, for the same prompts.
+        near_tie: where the two largest logits are closer than this, rounding may decide.
 
     Returns:
         How many tokens were compared.
@@ -83,10 +90,28 @@ def assert_equal_greedy(outputs: Sequence[RequestOutput], reference: Reference) 
         for position, (our, their) in enumerate(zip(ours, theirs, strict=True)):
             if our != their:
                 gap = reference.gaps[index][position]
-                assert gap <= NEAR_TIE, (
+                assert gap <= near_tie, (
                     f"prompt {index} ({len(output.prompt_token_ids)} tokens) differs at new token "
                     f"{position}: {our} instead of {their}, where the logits are {gap:.5f} apart"
                 )
                 break
             compared += 1
     return compared
+
+
+def logits_noise(exact: Any, rounded: Any, prompts: Prompts, reference: Reference) -> float:
+    """How far rounding moves logits: the largest difference of two models on the same tokens.
+
+    Args:
+        exact: the model of transformers in float32.
+        rounded: the same in another dtype.
+        prompts: as for the reference.
+        reference: whose tokens follow the prompts.
+    """
+    largest = 0.0
+    for prompt, tokens in zip(prompts, reference.tokens, strict=True):
+        ids = torch.tensor([[*prompt, *tokens]], device=exact.device)
+        with torch.inference_mode():
+            difference = exact(ids).logits.float() - rounded(ids).logits.float()
+        largest = max(largest, float(difference[0, len(prompt) - 1 :].abs().max()))
+    return largest
