@@ -12,8 +12,9 @@ from rich.console import Console
 
 from ..conformance.published import published_lines
 from ..core.attention import AttentionSpec
-from ..core.errors import PluginError
+from ..core.errors import JackfieldError, PluginError
 from ..core.model import ModelConfig
+from ..models.attention_fields import attention_from_fields
 from ..models.loader import read_model_config
 from ..models.locate import locate
 from ..plugins.discovery import PluginHost, discover
@@ -22,6 +23,11 @@ from ..plugins.registry import PartKind
 from ..plugins.report import renderable, to_json
 from .llm_engine import attention_specs_of, resolve_device, resolve_dtype
 from .settings import load_settings
+
+FROM_FIELDS = (
+    "read off config.json: there is no definition of this model, so it cannot run, but backends "
+    "can be judged"
+)
 
 
 def run_plugins(json_output: bool) -> int:
@@ -37,22 +43,35 @@ def run_explain(flags: Mapping[str, Any], config: Path | None, json_output: bool
     options = settings.options
     host = discover()
     device = resolve_device(options.device)
-    model_config = read_model_config(locate(options.model, options.load_format, options.revision))
-    specs = _specs(host, model_config, resolve_dtype(options.dtype, model_config, device))
+    # Whether there are weights is not asked: they are not fetched for this.
+    load_format = "dummy" if options.load_format == "auto" else options.load_format
+    model_config = read_model_config(locate(options.model, load_format, options.revision))
+    dtype = resolve_dtype(options.dtype, model_config, device)
+    specs, note = _specs(host, model_config, dtype)
     explanation = explain(
-        host, model_config, specs, options, settings.origins, device, _conformance(host)
+        host, model_config, specs, options, settings.origins, device, _conformance(host), note
     )
     _show(explanation, json_output)
     return 0 if explanation.ok else 1
 
 
-def _specs(host: PluginHost, config: ModelConfig, dtype: torch.dtype) -> list[AttentionSpec]:
-    """The specs of the layers; none if the architecture cannot be had, which ``explain`` tells."""
+def _specs(
+    host: PluginHost, config: ModelConfig, dtype: torch.dtype
+) -> tuple[list[AttentionSpec], str]:
+    """The specs of the layers, and where they are from, if not from the model's definition.
+
+    There are none if they cannot be had.
+    """
     try:
         entry = host.registry.get(PartKind.MODEL, config.architecture)
-        return [] if entry is None else attention_specs_of(entry.load(), config, dtype)
+        if entry is not None:
+            return attention_specs_of(entry.load(), config, dtype), ""
     except PluginError:
-        return []
+        return [], ""
+    try:
+        return attention_from_fields(config, dtype), FROM_FIELDS
+    except JackfieldError as error:
+        return [], str(error)
 
 
 def _conformance(host: PluginHost) -> dict[tuple[PartKind, str], tuple[str, ...]]:

@@ -85,6 +85,7 @@ class Explanation:
         dtypes: of its attention layers.
         block_size: of the KV cache, in tokens; None if no attention backend is chosen.
         attention: the distinct attention specs, in words, each with its number of layers.
+        note: where these are from, if not from the model's definition, or why there are none.
         parts: all registered parts, judged, by kind and name.
         settings: all settings.
         problems: why an engine with these settings would not start; empty if it would get past
@@ -97,6 +98,7 @@ class Explanation:
     dtypes: tuple[str, ...]
     block_size: int | None
     attention: tuple[str, ...]
+    note: str
     parts: tuple[PartVerdict, ...]
     settings: tuple[SettingValue, ...]
     problems: tuple[str, ...]
@@ -177,6 +179,7 @@ def explain(
     origins: Mapping[str, str],
     device: torch.device,
     conformance: Mapping[tuple[PartKind, str], tuple[str, ...]] | None = None,
+    note: str = "",
 ) -> Explanation:
     """Judge every registered part for a model with these settings.
 
@@ -188,6 +191,7 @@ def explain(
         origins: where each setting comes from.
         device: where the model would run.
         conformance: what published reports say about parts, by kind and name.
+        note: where ``specs`` are from, if not from the model's definition, or why there are none.
     """
     problems: list[str] = []
     attention, block_size = _attention(host, specs, options, device, problems)
@@ -207,6 +211,7 @@ def explain(
         dtypes=tuple(sorted({dtype_name(spec.dtype) for spec in specs})),
         block_size=block_size,
         attention=tuple(_spec_in_words(spec, specs) for spec in dict.fromkeys(specs)),
+        note=note,
         parts=tuple(sorted(parts, key=lambda part: (_KIND_ORDER[part.kind], part.name))),
         settings=tuple(
             SettingValue(name, values[name], origins.get(name, "default")) for name in values

@@ -56,7 +56,7 @@ def _explanation(report: Explanation) -> RenderableType:
         "device": report.device,
         "dtype": ", ".join(report.dtypes),
         "block size": "none" if report.block_size is None else str(report.block_size),
-        "attention": "\n".join(report.attention),
+        "attention": "\n".join([*report.attention, *([report.note] if report.note else [])]),
     }
     for name, value in rows.items():
         summary.add_row(name, escape(value))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from support.published_configs import CONFIGS
 
 from jackfield import ModelConfig, PartOptions
 from jackfield.core.config import EngineOptions
@@ -110,6 +114,7 @@ def test_json_has_stable_keys(host: PluginHost, make: SimpleNamespace) -> None:
         "dtypes",
         "block_size",
         "attention",
+        "note",
         "parts",
         "settings",
         "problems",
@@ -188,3 +193,22 @@ def test_contested_names_are_broken(host: PluginHost, make: SimpleNamespace) -> 
     assert [part.verdict for part in contested] == [Verdict.BROKEN, Verdict.BROKEN]
     assert {part.origin.plugin for part in contested} == {"builtin", "rival"}
     assert any("claimed by several plugins" in problem for problem in explanation.problems)
+
+
+def test_a_model_without_a_definition_is_judged_by_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["Gemma-2-9B"]), encoding="utf-8")
+    command = [sys.executable, "-m", "jackfield.entrypoints.cli", "explain", str(tmp_path)]
+    result = subprocess.run(
+        [*command, "--device", "cpu", "--json"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1, result.stderr
+    explanation = json.loads(result.stdout)
+    assert "there is no definition of this model" in explanation["note"]
+    assert any("Gemma2ForCausalLM" in problem for problem in explanation["problems"])
+    assert explanation["attention"] == [
+        "21 layers, num_heads=16, num_kv_heads=8, head_size=256, sliding_window=4096, "
+        "logits_soft_cap=50.0, float32",
+        "21 layers, num_heads=16, num_kv_heads=8, head_size=256, logits_soft_cap=50.0, float32",
+    ]
+    found = {part["name"]: part["verdict"] for part in explanation["parts"]}
+    assert found["torch_sdpa"] == "chosen"
