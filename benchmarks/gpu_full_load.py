@@ -16,33 +16,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
+from shapes import SHAPES
 
 import jackfield
 from jackfield import LLM, SamplingParams
-
-#: Constants of the published configuration of Qwen2.5-0.5B.
-QWEN25_05B: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "vocab_size": 151936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 151643,
-    "eos_token_id": 151643,
-    "use_sliding_window": False,
-}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -72,7 +52,7 @@ def main() -> None:
     before = device_used()
     total = torch.cuda.get_device_properties(0).total_memory
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(QWEN25_05B))
+        (Path(directory) / "config.json").write_text(json.dumps(SHAPES["0.5B"]))
         started = time.perf_counter()
         llm = LLM(
             directory,
