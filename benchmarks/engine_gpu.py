@@ -27,7 +27,7 @@ from shapes import SHAPES
 from torch.profiler import ProfilerActivity, profile
 
 import jackfield
-from jackfield import LLM, SamplingParams
+from jackfield import LLM, RequestOutputKind, SamplingParams
 
 PROFILED_STEPS = 10
 
@@ -114,7 +114,13 @@ class Stopwatch:
 def decoding_steps(llm: LLM, count: int) -> dict[str, Any]:
     """Where the time of steps goes in which ``count`` requests of 600 tokens decode."""
     engine = llm.engine
-    params = SamplingParams(temperature=0.6, ignore_eos=True, detokenize=False, max_tokens=200)
+    params = SamplingParams(
+        temperature=0.6,
+        ignore_eos=True,
+        detokenize=False,
+        max_tokens=200,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
     for index in range(count):
         engine.add_request(f"p{index}", [index % 1000] * 600, params)
     while engine.stats().scheduler.waiting or engine.stats().num_computed_tokens < 600:

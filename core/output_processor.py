@@ -55,6 +55,11 @@ class _Group:
     finished_time: float | None = None
 
     @property
+    def streams(self) -> bool:
+        """Whether there is an output before the end."""
+        return self.params.output_kind is not RequestOutputKind.FINAL_ONLY
+
+    @property
     def finished(self) -> bool:
         return all(item.finish_reason is not None for item in self.completions)
 
@@ -146,7 +151,8 @@ class OutputProcessor:
                 reason = FinishReason.STOP
             if reason is not None:
                 self._finish(completion, reason)
-            touched[group.request_id] = group
+            if reason is not None or group.streams:
+                touched[group.request_id] = group
         return [out for group in touched.values() if (out := self._emit(group, now))], stopped
 
     def abort(self, request_id: str, now: float) -> RequestOutput | None:
@@ -183,6 +189,6 @@ class OutputProcessor:
         if group.finished:
             group.finished_time = now
             del self._groups[group.request_id]
-        elif group.params.output_kind is RequestOutputKind.FINAL_ONLY:
+        elif not group.streams:
             return None
         return group.output()
