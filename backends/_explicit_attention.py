@@ -33,7 +33,13 @@ class ExplicitAttention:
             self._slopes = slopes.view(spec.num_kv_heads, 1, spec.group_size, 1)
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, tile: Tile, sinks: Tensor | None
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tile: Tile,
+        sinks: Tensor | None,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         """The rows of a tile, in bounded runs.
 
@@ -43,6 +49,7 @@ class ExplicitAttention:
             values: likewise, ``[S, K, C, Hv]``.
             tile: the rows' place and mask.
             sinks: ``[N]`` or None.
+            scale: on the dot products.
 
         Returns:
             Output ``[S, R, N, Hv]`` and LSE ``[S, R, N]``, in the dtype of the computation; NaN in
@@ -58,7 +65,7 @@ class ExplicitAttention:
             rows = slice(start, start + step)
             seen = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
             position = tile.position - tile.first_key + start
-            parts.append(self._attend_rows(q[:, rows], k, v, seen, position, sinks))
+            parts.append(self._attend_rows(q[:, rows], k, v, seen, position, sinks, scale))
         results, sums = zip(*parts, strict=True)
         return torch.cat(results, dim=1), torch.cat(sums, dim=1)
 
@@ -70,12 +77,13 @@ class ExplicitAttention:
         mask: Tensor | None,
         position: int,
         sinks: Tensor | None,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         """A run of rows, the first of which stands at column ``position``, which may be negative.
         ``mask`` is as in ``Tile``, all else as in ``attend``."""
         spec, num_rows = self._spec, q.shape[1]
         rows = split(q, 2, -1, spec.group_size).transpose(1, 2).flatten(2, 3)
-        scores = torch.matmul(rows, k.transpose(-1, -2)).mul_(spec.scale)
+        scores = torch.matmul(rows, k.transpose(-1, -2)).mul_(scale)
         if spec.logits_soft_cap is not None:
             scores = scores.div_(spec.logits_soft_cap).tanh_().mul_(spec.logits_soft_cap)
         scores = split(scores, 2, num_rows, spec.group_size)

@@ -1,4 +1,4 @@
-"""Writing new keys and values to a paged cache that is contiguous by token (NHD)."""
+"""Writing new keys and values to a paged cache that is contiguous by token (NHD), by torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,24 @@ import torch
 from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
+
+
+def as_stored(new: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """New keys or values as a cache holds them, see ``AttentionBackend.write_kv``.
+
+    Args:
+        new: any shape and floating dtype.
+        dtype: of the cache.
+        scale: ``KVCache.k_scale`` or ``v_scale``; counts in a cache of 8 bits only.
+    """
+    if dtype.itemsize > 1 or new.dtype == dtype:
+        return new.to(dtype)
+    wide = new.to(torch.float32)
+    if scale != 1.0:
+        # Torch turns the division of a CUDA tensor by a number into a product.
+        wide = wide / torch.full((), scale, dtype=torch.float32, device=new.device)
+    largest = torch.finfo(dtype).max
+    return wide.clamp(-largest, largest).to(dtype)
 
 
 def store_on_host(caches: Pair, slots: Tensor, new: Pair) -> None:
@@ -20,7 +38,7 @@ def store_on_host(caches: Pair, slots: Tensor, new: Pair) -> None:
         kept = (slots != -1).nonzero().squeeze(1)
         slots, new = slots[kept], (new[0][kept], new[1][kept])
     for rows, values in zip(caches, new, strict=True):
-        rows.index_copy_(0, slots, values)
+        bits(rows).index_copy_(0, slots, bits(values))
 
 
 def store_without_sync(caches: Pair, slots: Tensor, new: Pair) -> None:
@@ -35,5 +53,11 @@ def store_without_sync(caches: Pair, slots: Tensor, new: Pair) -> None:
     any_stored = stored.any()
     targets = torch.where(any_stored, slots.index_select(0, source), 0)
     for rows, values in zip(caches, new, strict=True):
+        rows, values = bits(rows), bits(values)
         old, wanted = rows.index_select(0, targets), values.index_select(0, source)
         rows.index_copy_(0, targets, torch.where(any_stored, wanted, old))
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The same memory, as bytes if it has a dtype of 8 bits, for which torch lacks operations."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

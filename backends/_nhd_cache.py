@@ -6,13 +6,17 @@ import torch
 from torch import Tensor
 
 from ..core.attention import KVCache, KVCacheSpec
-from ._kv_store import store_on_host, store_without_sync
+from ._kv_store import as_stored, store_on_host, store_without_sync
+from .triton_paged.store import KernelStore, by_token_places, kernel_reads, kernel_writes
+from .triton_paged.tensors import CachePlaces
 
 Shape = tuple[int, int, int]
 
 
 class NhdCache:
     """How a backend reads and writes the caches that it was built for.
+
+    On CUDA a Triton kernel writes where Triton can compile one, else torch does, in more launches.
 
     Attributes:
         k_shape: shape of keys by token, ``(P * B, K, H)``.
@@ -31,6 +35,8 @@ class NhdCache:
         self.v_shape: Shape = (tokens, spec.num_kv_heads, spec.v_head_size)
         self._backend = backend
         self._store = store_on_host if device.type == "cpu" else store_without_sync
+        self._kernel = KernelStore(spec, device) if kernel_writes(spec, device) else None
+        self._places: dict[tuple[int, ...], CachePlaces] = {}
 
     def by_token(self, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Keys and values in the shapes above: the same memory.
@@ -44,8 +50,24 @@ class NhdCache:
         """``AttentionBackend.write_kv``."""
         if not len(slot_mapping):
             return
-        new = key.to(cache.k.dtype), value.to(cache.v.dtype)
-        self._store(self.by_token(cache), slot_mapping, new)
+        by_token = self.by_token(cache)
+        packed = by_token[0].stride(2) == by_token[1].stride(2) == 1
+        if self._kernel is not None and packed and kernel_reads(key, value):
+            self._kernel.write(key, value, cache, slot_mapping, self._places_of(*by_token))
+            return
+        new = (
+            as_stored(key, cache.k.dtype, cache.k_scale),
+            as_stored(value, cache.v.dtype, cache.v_scale),
+        )
+        self._store(by_token, slot_mapping, new)
+
+    def _places_of(self, keys: Tensor, values: Tensor) -> CachePlaces:
+        """Where tokens lie; blocks of one token may have gaps between them."""
+        strides = (*keys.stride(), *values.stride())
+        places = self._places.get(strides)
+        if places is None:
+            places = self._places.setdefault(strides, by_token_places(keys, values))
+        return places
 
     def _view(self, cache: Tensor, shape: Shape) -> Tensor:
         try:

@@ -30,6 +30,7 @@ from ..core.attention import (
 from ..core.attention_checks import check_call
 from ..core.options import PartOptions
 from ._explicit_attention import ExplicitAttention
+from ._kv_store import bits
 from ._nhd_cache import NhdCache
 from ._paged_gather import Geometry, KeyGroup, Limits, Tile, build_groups
 from ._views import part_of, put_rows, split, take_rows
@@ -57,6 +58,10 @@ _CPU_TILE_ROWS = 256
 _GPU_TILE_ROWS = 4096
 # Keys and values, in elements, that a CPU gathers and attends to in the fixed time of one call.
 _CALL_COST = 1 << 18
+
+
+# The scale of the scores, that of the keys included, and the scale of the values.
+_Scales = tuple[float, float]
 
 
 class TorchSdpaOptions(PartOptions):
@@ -135,7 +140,7 @@ class TorchSdpaBackend(AttentionBackend):
         return Capabilities(
             device_types=frozenset({"cpu", "cuda"}),
             dtypes=_DTYPES,
-            kv_dtypes=_DTYPES,
+            kv_dtypes=_DTYPES | {torch.float8_e4m3fn},
             different_kv_dtype=True,
             different_v_head_size=True,
             non_causal=True,
@@ -170,8 +175,7 @@ class TorchSdpaBackend(AttentionBackend):
             call_cost=_CALL_COST,
             tile_rows=_CPU_TILE_ROWS if on_cpu else _GPU_TILE_ROWS,
         )
-        # Rounding a wider cache to the query's dtype would cost what it was made wider for.
-        common = torch.promote_types(spec.dtype, cache.dtype)
+        common = _common_dtype(spec.dtype, cache.dtype)
         exact_dtype = torch.float64 if common == torch.float64 else torch.float32
         self._explicit = ExplicitAttention(spec, exact_dtype, device, self._limits.score_elements)
         # The fused CPU kernel is several times slower in float16 than in float32.
@@ -260,18 +264,19 @@ class TorchSdpaBackend(AttentionBackend):
             raise TypeError(f"{self.name!r} cannot use a plan of type {type(plan).__name__}")
         check_call(self.spec, plan.num_tokens, query, out, sinks)
         k_rows, v_rows = self._cache.by_token(cache)
+        scales = (self.spec.scale * cache.k_scale, cache.v_scale)
         fused = self._fused and lse is None
         with sdpa_kernel(_GPU_KERNELS) if query.is_cuda else nullcontext():
             for group in plan.groups:
-                torch.index_select(k_rows, 0, group.slots, out=group.k_target)
-                torch.index_select(v_rows, 0, group.slots, out=group.v_target)
+                torch.index_select(bits(k_rows), 0, group.slots, out=bits(group.k_target))
+                torch.index_select(bits(v_rows), 0, group.slots, out=bits(group.v_target))
                 for work in group.tiles:
                     if not fused:
-                        self._attend_explicitly(query, work, sinks, out, lse)
+                        self._attend_explicitly(query, work, scales, sinks, out, lse)
                     elif work.row_shape is not None:
-                        self._attend_one_row(query, work, work.row_shape, out)
+                        self._attend_one_row(query, work, work.row_shape, scales, out)
                     else:
-                        self._attend_fused(query, work, out)
+                        self._attend_fused(query, work, scales, out)
         if plan.blind_rows is not None:
             out.index_fill_(0, plan.blind_rows, 0.0)
             if lse is not None:
@@ -279,7 +284,12 @@ class TorchSdpaBackend(AttentionBackend):
         return out
 
     def _attend_one_row(
-        self, query: Tensor, work: _TileWork, shape: tuple[int, int, int, int], out: Tensor
+        self,
+        query: Tensor,
+        work: _TileWork,
+        shape: tuple[int, int, int, int],
+        scales: _Scales,
+        out: Tensor,
     ) -> None:
         """A row of each sequence, by torch's own attention: the heads of a group are the rows."""
         tile = work.tile
@@ -290,41 +300,50 @@ class TorchSdpaBackend(AttentionBackend):
             work.padded_rows.copy_(q)
             q = work.padded
         k, v = work.keys.to(self._fused_dtype), work.values.to(self._fused_dtype)
-        result = F.scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, scale=self.spec.scale)
-        result = result[:, :, : shape[2]]
+        result = self._product(q, k, v, tile.mask, scales)[:, :, : shape[2]]
         if isinstance(tile.rows, slice):
             out[tile.rows].view(*shape[:3], -1).copy_(result)
         else:
             out.index_copy_(0, tile.rows, result.flatten(1, 2).to(out.dtype))
 
-    def _attend_fused(self, query: Tensor, work: _TileWork, out: Tensor) -> None:
+    def _attend_fused(self, query: Tensor, work: _TileWork, scales: _Scales, out: Tensor) -> None:
         """Several rows of each sequence, by torch's own attention."""
-        tile, group_size, scale = work.tile, self.spec.group_size, self.spec.scale
+        tile, group_size = work.tile, self.spec.group_size
         k, v = work.keys.to(self._fused_dtype), work.values.to(self._fused_dtype)
         q = split(take_rows(query, tile.rows), 0, len(k), -1).to(self._fused_dtype)
         mask = tile.mask
         if not query.is_cuda and tile.num_rows * group_size > _MAX_FOLDED_ROWS:
-            result = F.scaled_dot_product_attention(
-                q.transpose(1, 2),
-                k,
-                v,
-                attn_mask=mask,
-                scale=scale,
-                enable_gqa=group_size > 1,
-            )
+            result = self._product(q.transpose(1, 2), k, v, mask, scales, group_size > 1)
             put_rows(out, tile.rows, result.transpose(1, 2))
             return
         folded = split(q, 2, -1, group_size).permute(0, 2, 3, 1, 4).flatten(2, 3)
         if mask is not None and mask.shape[2] > 1:
             mask = mask.repeat(1, 1, group_size, 1)
-        result = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
+        result = self._product(folded, k, v, mask, scales)
         result = split(result, 2, group_size, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
         put_rows(out, tile.rows, result)
+
+    def _product(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        scales: _Scales,
+        grouped: bool = False,
+    ) -> Tensor:
+        """Torch's own attention, ``[S, heads, rows, elements]``."""
+        scale, v_scale = scales
+        result = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped
+        )
+        return result if v_scale == 1.0 else result.mul_(v_scale)
 
     def _attend_explicitly(
         self,
         query: Tensor,
         work: _TileWork,
+        scales: _Scales,
         sinks: Tensor | None,
         out: Tensor,
         lse: Tensor | None,
@@ -332,7 +351,22 @@ class TorchSdpaBackend(AttentionBackend):
         """A tile, with every feature."""
         rows = work.tile.rows
         q = split(take_rows(query, rows), 0, len(work.keys), -1)
-        result, sums = self._explicit.attend(q, work.keys, work.values, work.tile, sinks)
+        scale, v_scale = scales
+        result, sums = self._explicit.attend(q, work.keys, work.values, work.tile, sinks, scale)
+        if v_scale != 1.0:
+            result *= v_scale
         put_rows(out, rows, result)
         if lse is not None:
             put_rows(lse, rows, sums)
+
+
+def _common_dtype(query: torch.dtype, stored: torch.dtype) -> torch.dtype:
+    """What keys, values and query are converted to, exactly: rounding a wider cache to the query's
+    dtype would cost what it was made wider for.
+
+    Results for a cache of 8 bits still have to be multiplied by the scale of its values, so they
+    must not have been rounded to 16 bits.
+    """
+    if stored.itemsize == 1:
+        stored = torch.float32
+    return torch.promote_types(query, stored)

@@ -2,6 +2,8 @@
 
     pytest -p jackfield.conformance.pytest_plugin --pyargs jackfield.conformance.attention_suite \\
         --attention-backend NAME
+    pytest -p jackfield.conformance.pytest_plugin \\
+        --pyargs jackfield.conformance.block_manager_suite --block-manager NAME
 """
 
 from __future__ import annotations
@@ -16,6 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--attention-backend",
         metavar="NAME",
         help="attention backend to test: its registered name, or package.module:Class",
+    )
+    group.addoption(
+        "--block-manager",
+        metavar="NAME",
+        help="block manager to test: its registered name, or package.module:Class",
     )
     group.addoption(
         "--conformance-profile",

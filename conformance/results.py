@@ -27,6 +27,7 @@ class PropertyResult:
         examples: cases tried, shrinking not counted.
         max_error: largest error seen, as a share of its bound; None where no errors are measured.
         seconds: time taken.
+        worst_case: the case with that error, in words; "" if there is none.
         reason: why it failed or is not claimed; "" if it passed.
         case: the smallest failing case, in words; "" if it did not fail.
         reproducer: path of the file that shows the failure; "" if there is none.
@@ -39,6 +40,7 @@ class PropertyResult:
     examples: int = 0
     max_error: float | None = None
     seconds: float = 0.0
+    worst_case: str = ""
     reason: str = ""
     case: str = ""
     reproducer: str = ""

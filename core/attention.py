@@ -23,8 +23,9 @@ at position ``p = n - q + i`` and sees the keys ``j <= p`` and, with a window ``
     out   = sum_j exp(s_j) * value_j / (sum_j exp(s_j) + exp(sink_head))   (the sink only if set)
     lse   = log(sum_j exp(s_j))                natural logarithm, the sink not included
 
-Query head ``h`` reads key/value head ``h // (N // K)``. A row with no visible key is 0, its LSE is
-``-inf``.
+``key_j`` and ``value_j`` are what the cache stands for: the stored numbers, and in a cache of 8
+bits those times ``KVCache.k_scale`` and ``KVCache.v_scale``. Query head ``h`` reads key/value head
+``h // (N // K)``. A row with no visible key is 0, its LSE is ``-inf``.
 
 **Nothing else is touched.** ``write_kv`` changes the named slots and no other byte, slot ``-1``
 writes nothing; ``forward`` writes every row of ``out`` that belongs to a query and no other row,
@@ -33,18 +34,32 @@ and never the cache.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from .capabilities import Capabilities, KVLayout, SizeSet, dtype_name, dtype_names
 from .errors import UnsupportedError
 from .options import NoOptions, PartOptions
 
-KVLayout = Literal["NHD", "HND"]
+__all__ = [
+    "AttentionBackend",
+    "AttentionBatch",
+    "AttentionPlan",
+    "AttentionSpec",
+    "Capabilities",
+    "KVCache",
+    "KVCacheSpec",
+    "KVLayout",
+    "SizeSet",
+    "allocate_kv_cache",
+    "dtype_name",
+    "dtype_names",
+]
 
 
 @dataclass(frozen=True)
@@ -138,13 +153,36 @@ class KVCache:
     allocates the cache filled with zeros, packed; a backend that cannot address other strides
     raises ``ValueError`` when it is given them.
 
+    A cache of 8 bits has a scale for its keys and one for its values: a stored number ``x`` stands
+    for ``x * scale``. The scales are constants of the layer.
+
     Attributes:
         k: keys, ``[P, B, K, H]``, ``KVCacheSpec.dtype``, on the backend's device.
         v: values, ``[P, B, K, Hv]``, same dtype and device.
+        k_scale: what a stored key is multiplied by; other than 1 only in a cache of 8 bits.
+        v_scale: what a stored value is multiplied by; likewise.
+
+    Raises:
+        ValueError: a scale is not a finite number above 0, or is not 1 in a wider cache.
     """
 
     k: Tensor
     v: Tensor
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, scale, stored in (
+            ("k_scale", self.k_scale, self.k),
+            ("v_scale", self.v_scale, self.v),
+        ):
+            if not 0.0 < scale < math.inf:
+                raise ValueError(f"{name}={scale} must be a finite number above 0")
+            if scale != 1.0 and stored.dtype.itemsize > 1:
+                raise ValueError(
+                    f"{name}={scale} is for a cache of 8 bits; one of {dtype_name(stored.dtype)} "
+                    "has a scale of 1"
+                )
 
 
 @dataclass(frozen=True)
@@ -224,162 +262,6 @@ class AttentionPlan:
     """What a backend worked out from a batch; opaque to everybody else, subclassed by backends."""
 
 
-@dataclass(frozen=True)
-class SizeSet:
-    """A set of sizes that a library supports: a list, or the multiples of a number in a range.
-
-    Attributes:
-        exactly: the supported sizes; None means that the rule below decides.
-        multiple_of: supported sizes are multiples of this.
-        minimum: the smallest supported size.
-        maximum: the largest supported size; None is unlimited.
-    """
-
-    exactly: frozenset[int] | None = None
-    multiple_of: int = 1
-    minimum: int = 1
-    maximum: int | None = None
-
-    @staticmethod
-    def of(*sizes: int) -> SizeSet:
-        """The set of just these sizes."""
-        return SizeSet(exactly=frozenset(sizes))
-
-    def __contains__(self, size: int) -> bool:
-        if self.exactly is not None:
-            return size in self.exactly
-        in_range = self.minimum <= size and (self.maximum is None or size <= self.maximum)
-        return in_range and size % self.multiple_of == 0
-
-    def __str__(self) -> str:
-        if self.exactly is not None:
-            return ", ".join(str(size) for size in sorted(self.exactly))
-        upper = "" if self.maximum is None else f" to {self.maximum}"
-        step = "" if self.multiple_of == 1 else f", multiples of {self.multiple_of}"
-        return f"{self.minimum}{upper or ' and up'}{step}"
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a backend can do on a device. Declared means proved: the conformance suite exercises all
-    of it, and everything undeclared is refused when the backend is constructed.
-
-    Attributes:
-        device_types: torch device types, such as ``{"cpu", "cuda"}``.
-        dtypes: dtypes of query and output.
-        kv_dtypes: dtypes of the cache.
-        different_kv_dtype: whether the cache may be of another dtype than the query.
-        head_sizes: supported ``H`` and ``Hv``.
-        group_sizes: supported query heads per key/value head.
-        block_sizes: supported ``B``.
-        preferred_block_size: what ``auto`` takes for the block size.
-        compute_capability: smallest CUDA compute capability; None is any.
-        different_v_head_size: whether ``Hv`` may differ from ``H``.
-        non_causal: whether ``causal=False`` works.
-        sliding_window, logits_soft_cap, alibi, sinks: features of the spec.
-        lse: whether ``forward`` may be given ``lse``.
-        mixed_batches: whether prefill and decode may share a batch.
-        cuda_graphs: whether ``forward`` may be captured and replayed after ``plan(into=...)``.
-        nonfinite_safe: whether NaN and Inf in slots of no visible key leave results unchanged.
-        batch_invariant: whether a sequence's result is bitwise independent of its batch.
-        not_bitwise: laws of equal bits that hold within the error bound only, by the names that
-            the conformance suite gives them, such as ``block_permutation``.
-        kv_layout: physical order inside a block: ``NHD`` (token, head, element) or ``HND``.
-        auto_priority: ``auto`` tries higher numbers first; 0 or less is never chosen by ``auto``.
-        missing: why the backend cannot run here at all (library absent, device too old), or None.
-    """
-
-    device_types: frozenset[str]
-    dtypes: frozenset[torch.dtype]
-    kv_dtypes: frozenset[torch.dtype]
-    head_sizes: SizeSet = field(default_factory=SizeSet)
-    group_sizes: SizeSet = field(default_factory=SizeSet)
-    block_sizes: SizeSet = field(default_factory=SizeSet)
-    preferred_block_size: int = 16
-    compute_capability: tuple[int, int] | None = None
-    different_v_head_size: bool = False
-    different_kv_dtype: bool = False
-    non_causal: bool = False
-    sliding_window: bool = False
-    logits_soft_cap: bool = False
-    alibi: bool = False
-    sinks: bool = False
-    lse: bool = False
-    mixed_batches: bool = True
-    cuda_graphs: bool = False
-    nonfinite_safe: bool = False
-    batch_invariant: bool = False
-    not_bitwise: frozenset[str] = frozenset()
-    kv_layout: KVLayout = "NHD"
-    auto_priority: int = 0
-    missing: str | None = None
-
-    def unsupported(
-        self, spec: AttentionSpec, cache: KVCacheSpec, device: torch.device
-    ) -> list[str]:
-        """Every reason why this backend cannot serve the layer; an empty list means that it can."""
-        if self.missing is not None:
-            return [self.missing]
-        reasons = self._unsupported_device(device)
-        wanted = {
-            "causal=False": (not spec.causal, self.non_causal),
-            f"sliding_window={spec.sliding_window}": (
-                spec.sliding_window is not None,
-                self.sliding_window,
-            ),
-            f"logits_soft_cap={spec.logits_soft_cap}": (
-                spec.logits_soft_cap is not None,
-                self.logits_soft_cap,
-            ),
-            "alibi_slopes": (spec.alibi_slopes is not None, self.alibi),
-            "sinks": (spec.sinks, self.sinks),
-            f"kv_cache_dtype={dtype_name(cache.dtype)} with dtype={dtype_name(spec.dtype)}": (
-                cache.dtype != spec.dtype,
-                self.different_kv_dtype,
-            ),
-            f"v_head_size={spec.v_head_size} with head_size={spec.head_size}": (
-                spec.v_head_size != spec.head_size,
-                self.different_v_head_size,
-            ),
-        }
-        reasons += [
-            f"{what} is not supported" for what, (asked, can) in wanted.items() if asked and not can
-        ]
-        sizes = (
-            ("head_size", spec.head_size, self.head_sizes),
-            ("v_head_size", spec.v_head_size, self.head_sizes),
-            ("group size", spec.group_size, self.group_sizes),
-            ("block_size", cache.block_size, self.block_sizes),
-        )
-        reasons += [
-            f"{name}={size} is not supported (supported: {allowed})"
-            for name, size, allowed in sizes
-            if size not in allowed
-            and not (name == "v_head_size" and spec.v_head_size == spec.head_size)
-        ]
-        dtypes = (
-            ("dtype", spec.dtype, self.dtypes),
-            ("kv_cache_dtype", cache.dtype, self.kv_dtypes),
-        )
-        reasons += [
-            f"{name}={dtype_name(dtype)} is not supported (supported: {dtype_names(allowed)})"
-            for name, dtype, allowed in dtypes
-            if dtype not in allowed
-        ]
-        return reasons
-
-    def _unsupported_device(self, device: torch.device) -> list[str]:
-        if device.type not in self.device_types:
-            supported = ", ".join(sorted(self.device_types))
-            return [f"device={device.type} is not supported (supported: {supported})"]
-        if device.type == "cuda" and self.compute_capability is not None:
-            found = torch.cuda.get_device_capability(device)
-            if found < self.compute_capability:
-                needed = ".".join(map(str, self.compute_capability))
-                return [f"compute capability {found[0]}.{found[1]} is below the needed {needed}"]
-        return []
-
-
 class AttentionBackend(ABC):
     """Paged attention for all layers of one spec.
 
@@ -399,6 +281,17 @@ class AttentionBackend(ABC):
         It must not raise: an absent library is declared as ``Capabilities.missing``.
         """
 
+    @classmethod
+    def unsupported(
+        cls, spec: AttentionSpec, cache: KVCacheSpec, device: torch.device
+    ) -> list[str]:
+        """Every reason why this backend cannot serve the layer; an empty list means that it can.
+
+        A subclass adds what no single capability says, such as two features that exclude each
+        other. Each reason names the setting and its value.
+        """
+        return cls.capabilities(device).unsupported(spec, cache, device)
+
     def __init__(
         self,
         spec: AttentionSpec,
@@ -411,7 +304,7 @@ class AttentionBackend(ABC):
         Raises:
             UnsupportedError: with every reason, each naming the offending value.
         """
-        reasons = self.capabilities(device).unsupported(spec, cache, device)
+        reasons = self.unsupported(spec, cache, device)
         if reasons:
             raise UnsupportedError(f"attention backend {self.name!r}", reasons)
         self.spec = spec
@@ -436,6 +329,10 @@ class AttentionBackend(ABC):
     @abstractmethod
     def write_kv(self, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
         """Store new keys and values.
+
+        In a cache of another dtype than the query's they are rounded to nearest, ties to even. One
+        of 8 bits stores ``number / scale``, computed in float32, and its largest finite number in
+        place of a larger one, infinity too; NaN stays NaN.
 
         Args:
             key: ``[T, K, H]``, ``spec.dtype``; rows may be strided (a slice of a fused projection).
@@ -472,7 +369,13 @@ class AttentionBackend(ABC):
         """
 
 
-def allocate_kv_cache(spec: KVCacheSpec, layout: KVLayout, device: torch.device) -> KVCache:
+def allocate_kv_cache(
+    spec: KVCacheSpec,
+    layout: KVLayout,
+    device: torch.device,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> KVCache:
     """A zero-filled cache for one layer, in the physical order that the backend wants.
 
     Zeros, because several libraries multiply masked values by a weight of zero, and a NaN left in
@@ -486,14 +389,4 @@ def allocate_kv_cache(spec: KVCacheSpec, layout: KVLayout, device: torch.device)
         shape = (spec.num_blocks, spec.num_kv_heads, spec.block_size, head_size)
         return torch.zeros(shape, dtype=spec.dtype, device=device).transpose(1, 2)
 
-    return KVCache(k=one(spec.head_size), v=one(spec.v_head_size))
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``: the spelling of every setting and message."""
-    return str(dtype).removeprefix("torch.")
-
-
-def dtype_names(dtypes: frozenset[torch.dtype] | Sequence[torch.dtype]) -> str:
-    """The names of several dtypes, sorted, separated by commas."""
-    return ", ".join(sorted(dtype_name(dtype) for dtype in dtypes))
+    return KVCache(one(spec.head_size), one(spec.v_head_size), k_scale, v_scale)

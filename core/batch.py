@@ -19,7 +19,7 @@ from .attention import AttentionBatch
 from .block_manager import BlockManager
 from .request import Request
 from .sampler import SamplingBatch
-from .scheduler import StepPlan
+from .scheduler import MoveKind, StepPlan
 from .step_arrays import HostBuffer, StepArrays
 
 Int32 = NDArray[np.int32]
@@ -136,6 +136,10 @@ class BatchAssembler:
             table_width=max(1, -(-max_seq_len // self._block_size)),
         )
         self._fill(host, rows, query_lens, seq_lens)
+        unwritten = [index for index, item in enumerate(scheduled) if not item.writes]
+        for index in unwritten:
+            end = int(query_lens[: index + 1].sum())
+            host.slot_mapping.numpy()[end - query_lens[index] : end] = -1
         host.sample_indices.numpy()[:] = np.cumsum(query_lens)[samples] - 1
         host.fill_idle(num_idle)
         device = host.upload()
@@ -212,7 +216,8 @@ class BatchAssembler:
     ) -> None:
         """Fetch the tables that grew; all of them after a copy, which may have moved blocks."""
         needed = -(-seq_lens // self._block_size)
-        stale = np.ones(len(rows), bool) if plan.copies else needed > self._num_blocks[rows]
+        moved = any(move.kind is MoveKind.COPY for move in plan.moves)
+        stale = np.ones(len(rows), bool) if moved else needed > self._num_blocks[rows]
         for index in np.flatnonzero(stale):
             table = block_manager.block_table(plan.scheduled[index].request_id)
             row = rows[index]

@@ -82,6 +82,14 @@ class EngineOptions(BaseModel):
         description="Dtype of weights and activations; 'auto' is float32 on a CPU and the "
         "checkpoint's own on a GPU (float16 for a float32 checkpoint there).",
     )
+    kv_cache_dtype: Literal[
+        "auto", "float32", "float16", "bfloat16", "fp8_e4m3", "fp8", "float8_e4m3fn"
+    ] = Field(
+        default="auto",
+        description="Dtype of the KV cache; 'auto' is the dtype of the activations. 'fp8_e4m3' "
+        "('fp8' and 'float8_e4m3fn' are the same) takes one byte per number, with the scales of "
+        "the checkpoint where it has some, else with a scale of 1.",
+    )
     device: str = Field(
         default="auto",
         description="'cpu', 'cuda' or 'cuda:N'; 'auto' is cuda where there is a GPU.",
@@ -140,6 +148,24 @@ class EngineOptions(BaseModel):
         lt=1,
         description="Share of the KV blocks that admitting new requests leaves.",
     )
+    enable_prefix_caching: bool = Field(
+        default=False,
+        description="Keep the KV blocks of computed tokens, and share them with requests that "
+        "begin with the same tokens.",
+    )
+    swap_space: Bytes | None = Field(
+        default=None,
+        ge=0,
+        description="Host memory for the KV blocks of preempted requests, such as 4GiB; 0 is none. "
+        "Default: 4GiB on a GPU if preemption_mode is 'swap' or 'auto' and the block manager can "
+        "swap, else 0.",
+    )
+    preemption_mode: Literal["recompute", "swap", "auto"] = Field(
+        default="recompute",
+        description="What becomes of a request that must give up its KV blocks, where the "
+        "scheduling policy leaves it open: it is computed anew, its blocks go to host memory and "
+        "come back, or ('auto') the latter if most of them are its own.",
+    )
     enforce_eager: bool = Field(
         default=False,
         description="Launch every kernel of every step. By default decoding steps on a GPU are "
@@ -168,6 +194,11 @@ class EngineOptions(BaseModel):
     strict_policy: bool = Field(
         default=False,
         description="Stop when a scheduling policy proposes the impossible, not clip it.",
+    )
+    decision_log: str | None = Field(
+        default=None,
+        description="File that gets one line of JSON per step: who was scheduled, preempted, "
+        "swapped, forked and finished. Equal seeds and arrivals give equal files.",
     )
     block_manager: str = Field(default="paged", description="Block manager by name.")
     block_manager_options: Part = Field(

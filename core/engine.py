@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Protocol
 
 from .batch import BatchAssembler
-from .block_manager import BlockManager, BlockUsage
+from .block_manager import BlockManager, BlockUsage, PrefixStats
+from .decision_log import DecisionLog
 from .errors import EngineDeadError, PluginError, RequestError
 from .model_runner import ModelRunner
 from .output_processor import OutputProcessor
 from .random_stream import child_seed, derive_seed
-from .request import Request, RequestOutput, SchedulingHints
+from .request import FinishReason, Request, RequestOutput, SchedulingHints
 from .sampling_params import SamplingParams
-from .scheduler import Scheduler, SchedulerStats, StepPlan
+from .scheduler import MoveKind, Scheduler, SchedulerStats, StepPlan
 from .tokenizer import Tokenizer
 
 logger = logging.getLogger("jackfield.engine")
@@ -67,6 +68,7 @@ class EngineStats:
         num_computed_tokens: tokens computed, recomputed ones included.
         num_generated_tokens: tokens sampled.
         peak_block_usage: the largest share of the blocks in use during any step, 0 to 1.
+        prefix: what prefix caching has saved.
     """
 
     scheduler: SchedulerStats
@@ -75,6 +77,7 @@ class EngineStats:
     num_computed_tokens: int
     num_generated_tokens: int
     peak_block_usage: float
+    prefix: PrefixStats = field(default_factory=PrefixStats)
 
 
 class Engine:
@@ -89,6 +92,7 @@ class Engine:
         limits: what requests are checked against.
         observers: told what happens, in order.
         clock: seconds, monotonic; the only clock that requests and policies see.
+        decision_log: gets a line for every step; None writes none.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Engine:
         limits: EngineLimits,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
+        decision_log: DecisionLog | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
@@ -111,6 +116,7 @@ class Engine:
         self._outputs = OutputProcessor(tokenizer)
         self._observers = tuple(observers)
         self._clock = clock
+        self._decision_log = decision_log
         self._num_arrivals = 0
         self._num_steps = 0
         self._num_computed = 0
@@ -133,7 +139,7 @@ class Engine:
             request_id: unique among live requests; free again when the request has ended.
             prompt: text, or token ids.
             params: sampling settings; default ``SamplingParams()``.
-            hints: for the scheduling policy.
+            hints: for the scheduling policy and the prefix cache.
 
         Raises:
             RequestError: the request cannot be served; nothing has changed.
@@ -171,6 +177,8 @@ class Engine:
         """
         children = self._outputs.children(request_id)
         output = self._outputs.abort(request_id, self._clock())
+        if self._decision_log is not None:
+            self._decision_log.note_aborted(children)
         if self._cause_of_death is None:
             self._let_go(children)
         if output is not None:
@@ -201,6 +209,7 @@ class Engine:
         for request_id in plan.preempted:
             self._assembler.release(request_id)
         if not plan.scheduled:
+            self.model_runner.move_blocks(plan.moves)
             self._note_empty_step(plan)
             return []
         self._empty_steps = 0
@@ -210,13 +219,17 @@ class Engine:
         inputs = self._assembler.assemble(
             plan, self.scheduler.get, self.block_manager, self.model_runner.padded_size
         )
-        tokens = self.model_runner.execute(inputs, plan.copies)
+        tokens = self.model_runner.execute(inputs, plan.moves)
         self._assembler.record(inputs, tokens)
         sampled = dict(zip(inputs.sampled_ids, tokens, strict=True))
         now = self._clock()
         finished = dict(self.scheduler.update(plan, sampled, now))
         outputs, stopped = self._outputs.process(list(sampled.items()), finished, now)
         self._let_go((*finished, *stopped))
+        if self._decision_log is not None:
+            reasons = {name: reason.value for name, reason in finished.items()}
+            stops = dict.fromkeys(stopped, FinishReason.STOP.value)
+            self._decision_log.record(plan, reasons | stops)
         self._account(plan, sampled, usage)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s", _describe_step(plan, queues, usage, now - started))
@@ -240,7 +253,16 @@ class Engine:
             num_computed_tokens=self._num_computed,
             num_generated_tokens=self._num_generated,
             peak_block_usage=self._peak_usage,
+            prefix=self.block_manager.prefix_stats(),
         )
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing has changed, while requests are live.
+
+        Raises:
+            UnsupportedError: the block manager caches no prefixes.
+        """
+        return self.block_manager.reset_prefix_cache()
 
     def _check_alive(self) -> None:
         if self._cause_of_death is not None:
@@ -337,6 +359,8 @@ class Engine:
 
     def _note_empty_step(self, plan: StepPlan) -> None:
         self._empty_steps += 1
+        if self._decision_log is not None:
+            self._decision_log.record(plan, {})
         if logger.isEnabledFor(logging.DEBUG):
             queues, usage = self.scheduler.stats(), self.block_manager.usage()
             logger.debug("%s", _describe_step(plan, queues, usage, 0.0))
@@ -377,7 +401,18 @@ def _describe_step(
         f"running {queues.running} waiting {queues.waiting} swapped {queues.swapped}",
         f"blocks {blocks.used}/{blocks.total} ({blocks.fraction:.1%})",
     ]
-    if plan.preempted:
-        parts.append(f"preempted {' '.join(plan.preempted)}")
+    pairs = (f"{parent}>{child}" for parent, child in plan.forked)
+    hits = (f"{name}:{count}" for name, count in plan.prefix_hits)
+    moved = (f"{kind.name.lower()}:{n}" for kind in MoveKind if (n := plan.num_copies(kind)))
+    for what, items in (
+        ("preempted", plan.preempted),
+        ("to host memory", plan.swapped_out),
+        ("back", plan.swapped_in),
+        ("forked", pairs),
+        ("prefix hits", hits),
+        ("blocks moved", moved),
+    ):
+        if listed := " ".join(items):
+            parts.append(f"{what} {listed}")
     parts += plan.clipped
     return " | ".join(parts)

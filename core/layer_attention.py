@@ -52,16 +52,27 @@ def bind_layers(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    kv_scales: Sequence[tuple[float, float]] | None = None,
 ) -> list[LayerAttention]:
-    """One backend for each distinct spec, one zero-filled cache for each layer."""
+    """One backend for each distinct spec, one zero-filled cache for each layer.
+
+    Args:
+        specs: of the layers, in order.
+        make_backend: a backend for a spec and its caches.
+        num_blocks, block_size, dtype: of the caches.
+        device: where they go.
+        kv_scales: of keys and values of each layer, for caches of 8 bits; None is 1.
+    """
     backends: dict[AttentionSpec, AttentionBackend] = {}
     layers = []
-    for spec in specs:
+    for index, spec in enumerate(specs):
         cache_spec = kv_cache_spec(spec, num_blocks, block_size, dtype)
         if spec not in backends:
             backends[spec] = make_backend(spec, cache_spec)
         layout = backends[spec].capabilities(device).kv_layout
-        layers.append(LayerAttention(backends[spec], allocate_kv_cache(cache_spec, layout, device)))
+        scales = (1.0, 1.0) if kv_scales is None else kv_scales[index]
+        cache = allocate_kv_cache(cache_spec, layout, device, *scales)
+        layers.append(LayerAttention(backends[spec], cache))
     return layers
 
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from .batch import StepInputs
-from .block_manager import BlockCopy
 from .decode_graphs import DecodeGraphs
+from .kv_movement import KVMover
 from .layer_attention import LayerAttention, StepAttention, plan_step
 from .model import Model
 from .sampler import sample
+from .scheduler import KVMove
 
 
 class ModelRunner:
@@ -23,6 +24,7 @@ class ModelRunner:
         layers: what serves each attention layer, in order.
         graphs: captured decoding steps on the same model and layers; None runs every step launch
             by launch.
+        mover: moves blocks of the same layers; None is one without host memory.
     """
 
     def __init__(
@@ -30,28 +32,35 @@ class ModelRunner:
         model: Model,
         layers: Sequence[LayerAttention],
         graphs: DecodeGraphs | None = None,
+        mover: KVMover | None = None,
     ) -> None:
         self.model = model
         self.layers = list(layers)
         self.graphs = graphs
+        self.mover = mover or KVMover([layer.cache for layer in self.layers])
 
     def padded_size(self, num_seqs: int) -> int:
         """How many sequences a step of this many, one token each, is best padded to."""
         return num_seqs if self.graphs is None else self.graphs.padded_size(num_seqs)
 
     @torch.inference_mode()
-    def execute(self, inputs: StepInputs, copies: Sequence[BlockCopy] = ()) -> list[int]:
+    def move_blocks(self, moves: Sequence[KVMove]) -> None:
+        """Carry out the moves of a step in which nothing is computed."""
+        self.mover.execute(moves)
+
+    @torch.inference_mode()
+    def execute(self, inputs: StepInputs, moves: Sequence[KVMove] = ()) -> list[int]:
         """Run a step.
 
         Args:
             inputs: the assembled step.
-            copies: block copies to be done first.
+            moves: contents of blocks to be moved first, in this order.
 
         Returns:
             The new token of each sampling row. Fetching them is the step's only wait for the
             device.
         """
-        self._copy_blocks(copies)
+        self.mover.execute(moves)
         hidden_states = self._hidden_states(inputs)
         if inputs.sampling is None:
             return []
@@ -66,13 +75,3 @@ class ModelRunner:
         attention = StepAttention(self.layers, plan_step(self.layers, batch), batch.slot_mapping)
         hidden_states: Tensor = self.model(inputs.input_ids, inputs.positions, attention)
         return hidden_states
-
-    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        if not copies:
-            return
-        device = self.layers[0].cache.k.device
-        sources = torch.tensor([copy.source for copy in copies], device=device)
-        destinations = torch.tensor([copy.destination for copy in copies], device=device)
-        for layer in self.layers:
-            for tensor in (layer.cache.k, layer.cache.v):
-                tensor[destinations] = tensor[sources]

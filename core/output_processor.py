@@ -77,6 +77,7 @@ class _Group:
                 finished_time=self.finished_time,
                 num_preemptions=sum(item.request.num_preemptions for item in self.completions),
             ),
+            num_cached_tokens=self.completions[0].request.num_cached_tokens,
         )
 
 

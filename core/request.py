@@ -20,19 +20,22 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True)
 class SchedulingHints:
-    """What a request tells the scheduling policy about itself; the engine never acts on it.
+    """What a request tells the scheduling policy and the prefix cache about itself.
 
     Attributes:
         client: who asks, for fair sharing; "" is anonymous.
         priority: smaller is more urgent.
         deadline: when the whole answer is wanted, in seconds on the engine's clock; None is never.
         tags: free text pairs.
+        cache_salt: requests share cached prefixes only with requests of the same salt; "" is one
+            too. A salt of its own keeps a client from finding out by timing what others asked.
     """
 
     client: str = ""
     priority: int = 0
     deadline: float | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    cache_salt: str = ""
 
 
 @dataclass(eq=False)
@@ -56,7 +59,8 @@ class Request:
         parent_id: the id that the caller knows; equal to ``request_id`` when ``n`` is 1.
         index: which of the ``n`` completions this is.
         seed: of this sequence's random stream.
-        hints: for the scheduling policy.
+        hints: for the scheduling policy and the prefix cache.
+        num_cached_tokens: prompt tokens that were in the cache when it was first admitted.
     """
 
     request_id: str
@@ -73,6 +77,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_preemptions: int = 0
+    num_cached_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.parent_id = self.parent_id or self.request_id
@@ -136,7 +141,8 @@ class RequestMetrics:
         arrival_time: when it was added.
         first_token_time: when its first token was there; None before.
         finished_time: when its last completion ended; None before.
-        num_preemptions: how often its completions lost their blocks and were recomputed.
+        num_preemptions: how often its completions lost their blocks, to be computed anew or to be
+            brought back from host memory.
     """
 
     arrival_time: float
@@ -157,6 +163,7 @@ class RequestOutput:
         finished: whether all completions have ended.
         error: why the request was refused; None otherwise.
         metrics: times and counts.
+        num_cached_tokens: prompt tokens that prefix caching did not have to compute.
     """
 
     request_id: str
@@ -166,3 +173,4 @@ class RequestOutput:
     finished: bool
     error: RequestError | None = None
     metrics: RequestMetrics | None = None
+    num_cached_tokens: int = 0

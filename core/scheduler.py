@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from enum import Enum
+from typing import ClassVar, Literal, NamedTuple
 
 from .block_manager import BlockCopy, BlockManager
 from .options import NoOptions, PartOptions
@@ -25,6 +26,8 @@ class SchedulerConfig:
             no limit of its own.
         enable_chunked_prefill: whether a prompt may be computed over several steps.
         strict_policy: raise, instead of clipping, when a policy proposes the impossible.
+        preemption_mode: what becomes of a victim whose mode the policy leaves open: it is computed
+            anew, it is moved to host memory, or (``auto``) the scheduler decides for each.
     """
 
     max_num_batched_tokens: int
@@ -33,6 +36,7 @@ class SchedulerConfig:
     long_prefill_token_threshold: int | None = None
     enable_chunked_prefill: bool = True
     strict_policy: bool = False
+    preemption_mode: Literal["recompute", "swap", "auto"] = "recompute"
 
 
 class ScheduledRequest(NamedTuple):
@@ -44,12 +48,36 @@ class ScheduledRequest(NamedTuple):
         num_new_tokens: tokens to compute now, at least 1.
         samples: whether the last of them is the request's last known token, so that the step
             yields its next token.
+        writes: whether their keys and values go into the cache. False for the last prompt token
+            of a request that was forked when its prompt had been computed: they are there, in a
+            block that others read, and only the logits are wanted.
     """
 
     request_id: str
     num_computed_tokens: int
     num_new_tokens: int
     samples: bool
+    writes: bool = True
+
+
+class MoveKind(Enum):
+    """Between which memories a move copies blocks: source first."""
+
+    COPY = "device to device"
+    SWAP_OUT = "device to host"
+    SWAP_IN = "host to device"
+
+
+class KVMove(NamedTuple):
+    """The block copies that one call of the block manager asked for.
+
+    Attributes:
+        kind: which pools the block ids belong to.
+        copies: in any order among themselves: no source is a destination too.
+    """
+
+    kind: MoveKind
+    copies: tuple[BlockCopy, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +87,34 @@ class StepPlan:
     Attributes:
         step: counts from 0.
         scheduled: who computes how much, in batch order.
-        preempted: who lost its blocks in this step, and is in no batch.
-        copies: block copies to be done before anything is computed.
+        preempted: who lost its device blocks in this step, and is in no batch.
+        swapped_out: those of them whose blocks went to host memory; the others are computed anew.
+        swapped_in: who has its blocks back from host memory.
+        forked: pairs (parent, child) of requests that have shared blocks since the last plan.
+        prefix_hits: admitted requests with the number of tokens that they found in the cache.
+        moves: contents of blocks to be moved before anything is computed, in this order, even if
+            nothing is scheduled.
         clipped: what a policy proposed and did not get, one sentence each.
     """
 
     step: int
     scheduled: tuple[ScheduledRequest, ...]
     preempted: tuple[str, ...] = ()
-    copies: tuple[BlockCopy, ...] = ()
+    swapped_out: tuple[str, ...] = ()
+    swapped_in: tuple[str, ...] = ()
+    forked: tuple[tuple[str, str], ...] = ()
+    prefix_hits: tuple[tuple[str, int], ...] = ()
+    moves: tuple[KVMove, ...] = ()
     clipped: tuple[str, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the step, all requests together."""
         return sum(item.num_new_tokens for item in self.scheduled)
+
+    def num_copies(self, kind: MoveKind) -> int:
+        """Blocks that the moves of one kind copy."""
+        return sum(len(move.copies) for move in self.moves if move.kind is kind)
 
 
 @dataclass(frozen=True)
@@ -85,7 +126,8 @@ class SchedulerStats:
         waiting: hold no blocks.
         swapped: have their blocks in host memory.
         paused: hold blocks and were held back in the last step.
-        num_preemptions: since the start.
+        num_preemptions: since the start, of either mode.
+        num_swaps: those of them that moved blocks to host memory.
     """
 
     running: int
@@ -93,6 +135,7 @@ class SchedulerStats:
     swapped: int = 0
     paused: int = 0
     num_preemptions: int = 0
+    num_swaps: int = 0
 
 
 class Scheduler(ABC):

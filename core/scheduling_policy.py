@@ -52,7 +52,9 @@ class SchedulerView(Protocol):
     """What a policy sees of the scheduler.
 
     ``waiting`` iterates in arrival order, preempted requests first; ``running`` in the order of
-    admission. Both are lazy: a policy that looks at the first few pays for the first few.
+    admission; ``swapped`` (requests with their blocks in host memory) in arrival order. All are
+    lazy: a policy that looks at the first few pays for the first few. Completions of one prompt
+    that wait for one of them to compute it are in none of them until they run.
     """
 
     @property
@@ -69,8 +71,11 @@ class SchedulerView(Protocol):
     def num_waiting(self) -> int: ...
     @property
     def num_running(self) -> int: ...
+    @property
+    def num_swapped(self) -> int: ...
     def waiting(self) -> Iterator[RequestView]: ...
     def running(self) -> Iterator[RequestView]: ...
+    def swapped(self) -> Iterator[RequestView]: ...
     def request(self, request_id: str) -> RequestView: ...
     def block_usage(self) -> BlockUsage: ...
     def num_blocks_of(self, request_id: str) -> int: ...
@@ -78,7 +83,8 @@ class SchedulerView(Protocol):
 
 
 class PreemptionMode(Enum):
-    """What becomes of a victim's keys and values."""
+    """What becomes of a victim's keys and values: they are computed anew, or they go to host
+    memory. A full swap space makes ``SWAP`` fall back to ``RECOMPUTE``."""
 
     RECOMPUTE = "recompute"
     SWAP = "swap"
@@ -108,7 +114,11 @@ class Proposal:
         admission_order: ids of waiting requests, best first, pulled lazily; waiting requests that
             are left out are not admitted in this step. Default: arrival order.
         max_skips: how many requests that do not fit may be passed over before admission ends.
-        max_admissions: most requests to admit in this step.
+        max_admissions: most waiting requests to admit in this step; completions of one prompt that
+            are admitted together count once.
+        resume_order: ids of swapped requests, best first, pulled lazily; those that are left out
+            stay swapped in this step. Default: arrival order. Swapped requests come back before
+            waiting ones are admitted.
         running_order: ids of running requests that get their tokens first; the others follow in
             order of admission.
         grants: most tokens for a request in this step (its chunk size), at least 1.
@@ -117,6 +127,8 @@ class Proposal:
             compute.
         pause: ids of running requests that keep their blocks and compute nothing in this step.
         preempt: ids of running requests that give up their blocks before anything is scheduled.
+        preemption_modes: the modes of those in ``preempt``; default: the setting
+            ``preemption_mode``.
     """
 
     admission_order: Iterable[str] | None = None
@@ -128,6 +140,8 @@ class Proposal:
     prefill_budget: int | None = None
     pause: Collection[str] = ()
     preempt: Sequence[str] = ()
+    resume_order: Iterable[str] | None = None
+    preemption_modes: Mapping[str, PreemptionMode] = field(default_factory=dict)
 
 
 class Progress(NamedTuple):
@@ -158,8 +172,11 @@ class SchedulingPolicy(ABC):
 
     def victims(
         self, view: SchedulerView, beneficiary: str, candidates: Sequence[str]
-    ) -> Iterable[tuple[str, PreemptionMode]]:
+    ) -> Iterable[tuple[str, PreemptionMode | None]]:
         """Who gives up its blocks when ``beneficiary`` has no room, best victim first.
+
+        Each comes with a mode; None leaves it to the setting ``preemption_mode``. A victim whose
+        blocks are all shared with others frees none: it is passed over as long as there are others.
 
         Args:
             view: the state now.
@@ -168,13 +185,13 @@ class SchedulingPolicy(ABC):
 
         The default takes the most recently admitted.
         """
-        return ((request_id, PreemptionMode.RECOMPUTE) for request_id in reversed(candidates))
+        return ((request_id, None) for request_id in reversed(candidates))
 
     def on_progress(self, view: SchedulerView, progress: Sequence[Progress]) -> None:
         """A step was carried out."""
 
     def on_preempt(self, view: SchedulerView, request_id: str, mode: PreemptionMode) -> None:
-        """A request lost its blocks."""
+        """A request lost its device blocks, in the mode that was possible."""
 
     def on_finish(self, view: SchedulerView, request_id: str) -> None:
         """A request ended or was aborted."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from ..core.errors import JackfieldError
 from ..core.sampling_params import SamplingParams
+from .cli_bench import bench
+from .cli_compare import add_comparisons
+from .cli_conformance_stateful import add_stateful_suites
+from .cli_errors import bad_input, tell
 from .cli_options import given, with_engine_flags
 from .logging import configure_logging
 
@@ -34,6 +34,7 @@ conformance = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(conformance)
+app.add_typer(bench)
 
 SAMPLING = "Sampling"
 NumCompletions = Annotated[
@@ -243,7 +244,7 @@ def conformance_attention(
     ] = None,
 ) -> None:
     """Try an attention backend. Status 0: all it claims holds; 1: not; 2: bad input."""
-    with _bad_input():
+    with bad_input():
         from .cli_conformance import AttentionRun, run_attention
 
         asked = AttentionRun(
@@ -267,7 +268,7 @@ def conformance_attention(
 @conformance.command("laws")
 def conformance_laws() -> None:
     """List the laws of the attention suite, each with its text."""
-    with _bad_input():
+    with bad_input():
         from .cli_conformance import run_laws
 
         raise typer.Exit(run_laws())
@@ -294,7 +295,7 @@ def conformance_mutants(
     ] = None,
 ) -> None:
     """Try the suite on broken backends. Status 0: all are caught; 1: not; 2: bad input."""
-    with _bad_input():
+    with bad_input():
         from .cli_conformance import run_mutants
 
         raise typer.Exit(run_mutants(names or (), all_laws, jobs, earlier, output))
@@ -307,10 +308,14 @@ def conformance_diff(
     json_output: Json = False,
 ) -> None:
     """Compare two reports. Status 0: nothing became worse; 1: something did; 2: bad input."""
-    with _bad_input():
+    with bad_input():
         from .cli_conformance import run_diff
 
         raise typer.Exit(run_diff(old, new, json_output))
+
+
+add_comparisons(conformance)
+add_stateful_suites(conformance)
 
 
 @app.command()
@@ -338,26 +343,11 @@ def main() -> None:
         configure_logging(os.environ, application=True)
         app()
     except JackfieldError as error:
-        _tell(error)
+        tell(error)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-
-
-@contextmanager
-def _bad_input() -> Iterator[None]:
-    """Our errors are status 2 where 1 says what was found."""
-    try:
-        yield
-    except JackfieldError as error:
-        _tell(error)
-        raise typer.Exit(2) from error
-
-
-def _tell(error: JackfieldError) -> None:
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"[bold red]error:[/] {escape(str(error))}")
 
 
 if __name__ == "__main__":

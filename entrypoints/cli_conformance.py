@@ -74,7 +74,7 @@ def run_attention(asked: AttentionRun) -> int:
         ConfigError: anything asked for is unknown or malformed, or Hypothesis is not installed.
         PluginError: the backend is unknown, contested or broken.
     """
-    _require_hypothesis()
+    require_hypothesis()
     from ..conformance.attention.axes import parse_only
     from ..conformance.attention.search import keep_out_of_the_working_directory
     from ..conformance.attention.subject import Subject
@@ -102,7 +102,7 @@ def run_attention(asked: AttentionRun) -> int:
         validate_options(kind, backend.name, backend, values),
     )
     for path in (asked.report, asked.markdown):
-        _prepare(path)
+        prepare(path)
     with deferred_interrupt() as interrupt, SuiteProgress(interrupt) as progress:
         try:
             report = run_suite(subject, options, progress)
@@ -121,7 +121,7 @@ def run_attention(asked: AttentionRun) -> int:
 
 def run_laws() -> int:
     """Print every law of the attention suite with its text."""
-    _require_hypothesis()
+    require_hypothesis()
     from ..conformance.attention.suite import ALL_LAWS
 
     console = Console(highlight=False)
@@ -148,12 +148,12 @@ def run_mutants(
     Raises:
         ConfigError: a name is unknown, or Hypothesis is not installed.
     """
-    _require_hypothesis()
+    require_hypothesis()
     from ..conformance.attention.hunt import hints_of, hunt, mutants_named, to_markdown
 
     mutants = mutants_named(names)
     hints = hints_of(_text_of(earlier)) if earlier is not None else {}
-    _prepare(output)
+    prepare(output)
     with tqdm(total=len(mutants), unit="mutant", disable=not sys.stderr.isatty()) as bar:
 
         def told(kill: Kill) -> None:
@@ -227,7 +227,12 @@ def parse_backend_options(text: str | None) -> Mapping[str, Any]:
     return values
 
 
-def _require_hypothesis() -> None:
+def require_hypothesis() -> None:
+    """The suites draw their cases with it.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     if importlib.util.find_spec("hypothesis") is None:
         raise ConfigError(
             "the conformance suites need Hypothesis, which is not installed: "
@@ -235,8 +240,12 @@ def _require_hypothesis() -> None:
         )
 
 
-def _prepare(path: Path | None) -> None:
-    """Find out before a long run whether a file can be written after it."""
+def prepare(path: Path | None) -> None:
+    """Find out before a long run whether a file can be written after it.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     if path is None:
         return
     try:

@@ -74,7 +74,7 @@ class LLM:
             sampling_params: for all prompts, or one for each; default ``SamplingParams()``. Their
                 ``output_kind`` is for engines that stream: whole outputs come back here.
             use_tqdm: show progress on standard error.
-            hints: for the scheduling policy, for all prompts or one for each.
+            hints: for the scheduling policy and the prefix cache, for all prompts or one for each.
 
         Returns:
             One output per prompt, in their order. A prompt that cannot be served has its reason in
@@ -129,6 +129,14 @@ class LLM:
         if self.engine.tokenizer is None:
             raise RequestError("this engine has no tokenizer: set skip_tokenizer_init=False")
         return self.engine.tokenizer
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing has changed, while requests are live.
+
+        Raises:
+            UnsupportedError: the block manager caches no prefixes.
+        """
+        return self.engine.reset_prefix_cache()
 
     def _run(
         self,

@@ -14,11 +14,14 @@ import torch
 from ..core.attention import AttentionBackend, AttentionSpec, KVCacheSpec, dtype_name
 from ..core.batch import BatchAssembler
 from ..core.block_manager import BlockManager, BlockManagerConfig
+from ..core.capabilities import kv_cache_dtype_of
 from ..core.config import EngineOptions
+from ..core.decision_log import DecisionLog
 from ..core.decode_graphs import DecodeGraphs, graph_memory
 from ..core.engine import Engine, EngineLimits
 from ..core.errors import CapacityError, ConfigError
-from ..core.layer_attention import LayerAttention, bind_layers
+from ..core.kv_movement import KVMover, host_block_bytes, staging_bytes
+from ..core.layer_attention import LayerAttention, bind_layers, kv_cache_spec
 from ..core.memory import (
     DeviceMemory,
     StepLimits,
@@ -46,6 +49,7 @@ from ..plugins.selection import (
 from .graph_setup import capture, choose_graph_sizes
 from .logging import configure_logging
 from .settings import Settings, load_settings
+from .swap_setup import choose_num_host_blocks
 
 logger = logging.getLogger("jackfield")
 
@@ -58,17 +62,21 @@ class EngineDescription:
         model: name of the model.
         num_parameters: of the model.
         device, dtype: where and in what it computes.
+        kv_cache_dtype: of the KV cache.
         attention_backend, scheduler, scheduling_policy, block_manager: names of the parts.
         block_size: tokens per KV block.
         num_blocks: KV blocks.
         bytes_per_block: of one KV block in all layers.
         max_model_len: most tokens of a request.
+        num_host_blocks: blocks of swap space.
+        prefix_caching: whether computed blocks are kept for other requests.
     """
 
     model: str
     num_parameters: int
     device: str
     dtype: str
+    kv_cache_dtype: str
     attention_backend: str
     scheduler: str
     scheduling_policy: str
@@ -77,15 +85,22 @@ class EngineDescription:
     num_blocks: int
     bytes_per_block: int
     max_model_len: int
+    num_host_blocks: int = 0
+    prefix_caching: bool = False
 
     def summary(self) -> str:
         """One line."""
         size = format_bytes(self.num_blocks * self.bytes_per_block)
+        if self.kv_cache_dtype != self.dtype:
+            size += f" of {self.kv_cache_dtype}"
+        more = ", prefix caching" * self.prefix_caching
+        if self.num_host_blocks:
+            more += f", swap space for {self.num_host_blocks} blocks"
         return (
             f"{self.model}: {self.num_parameters / 1e6:.0f}M parameters, {self.dtype} on "
             f"{self.device}; attention {self.attention_backend}, scheduler {self.scheduler} "
             f"({self.scheduling_policy}), block manager {self.block_manager}, "
-            f"{self.num_blocks} KV blocks of {self.block_size} tokens ({size})"
+            f"{self.num_blocks} KV blocks of {self.block_size} tokens ({size}){more}"
         )
 
 
@@ -221,6 +236,7 @@ class _Builder:
         checkpoint = load_checkpoint(files, options.tokenizer)
         self.config = checkpoint.config
         self.dtype = resolve_dtype(options.dtype, self.config, self.device)
+        self.kv_dtype = kv_cache_dtype_of(options.kv_cache_dtype) or self.dtype
         self.max_model_len = resolve_max_model_len(options.max_model_len, self.config)
         model_class = select_model(self.host, self.config.architecture).cls
         self.specs = attention_specs_of(model_class, self.config, self.dtype)
@@ -231,10 +247,15 @@ class _Builder:
             self.device,
             options.block_size,
             options.attention_backend_options,
+            self.kv_dtype,
         )
         self.block_size = self.backend_choice.block_size
+        self.num_host_blocks = choose_num_host_blocks(
+            options, self.device, manager_choice.cls, self.host_block_bytes, free_host_memory
+        )
         self.graph_sizes = choose_graph_sizes(options, self.backend_choice, self.device)
         model = self._load_model(model_class, checkpoint)
+        self.kv_scales = self._read_kv_scales(checkpoint)
         num_blocks = self._num_blocks(model, before)
         manager = self._make_block_manager(manager_choice, num_blocks)
         scheduler = scheduler_choice.cls(
@@ -245,6 +266,7 @@ class _Builder:
                 long_prefill_token_threshold=options.long_prefill_token_threshold,
                 enable_chunked_prefill=options.enable_chunked_prefill,
                 strict_policy=options.strict_policy,
+                preemption_mode=options.preemption_mode,
             ),
             manager,
             policy_choice.cls(policy_choice.options),
@@ -257,6 +279,7 @@ class _Builder:
             num_parameters=self.num_parameters,
             device=str(self.device),
             dtype=dtype_name(self.dtype),
+            kv_cache_dtype=dtype_name(self.kv_dtype),
             attention_backend=self.backend_choice.name,
             scheduler=scheduler_choice.name,
             scheduling_policy=policy_choice.name,
@@ -265,6 +288,8 @@ class _Builder:
             num_blocks=num_blocks,
             bytes_per_block=self.bytes_per_block,
             max_model_len=self.max_model_len,
+            num_host_blocks=self.num_host_blocks,
+            prefix_caching=options.enable_prefix_caching,
         )
         logger.info("%s", engine.description.summary())
         logger.info("attention backend %s: %s", self.backend_choice.name, self.backend_choice.why)
@@ -272,7 +297,14 @@ class _Builder:
 
     @property
     def bytes_per_block(self) -> int:
-        return bytes_per_block(self.specs, self.block_size, self.dtype)
+        return bytes_per_block(self.specs, self.block_size, self.kv_dtype)
+
+    @property
+    def host_block_bytes(self) -> int:
+        """Bytes of a block of all layers in host memory."""
+        return host_block_bytes(
+            [kv_cache_spec(spec, 1, self.block_size, self.kv_dtype) for spec in self.specs]
+        )
 
     def _load_model(self, model_class: type[Model], checkpoint: Checkpoint) -> Model:
         model = model_class(self.config, self.dtype, self.device)
@@ -280,6 +312,17 @@ class _Builder:
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         checkpoint.load_into(model, self.options.seed)
         return model.eval()
+
+    def _read_kv_scales(self, checkpoint: Checkpoint) -> tuple[tuple[float, float], ...] | None:
+        """The scales of each layer for a cache of 8 bits; None if all are 1."""
+        if self.kv_dtype.itemsize > 1:
+            return None
+        scales = checkpoint.kv_scales()
+        where = "from the checkpoint"
+        if scales is None:
+            where = "1: the checkpoint has no k_scale and v_scale, so numbers above 448 are cut off"
+        logger.info("KV cache of %s; scales %s", dtype_name(self.kv_dtype), where)
+        return scales
 
     def _graphs(self, model: Model, layers: list[LayerAttention]) -> DecodeGraphs | None:
         """Not captured yet; None if there is nothing to capture."""
@@ -294,7 +337,15 @@ class _Builder:
         def make(spec: AttentionSpec, cache: KVCacheSpec) -> AttentionBackend:
             return choice.cls(spec, cache, self.device, choice.options)
 
-        return bind_layers(self.specs, make, num_blocks, self.block_size, self.dtype, self.device)
+        return bind_layers(
+            self.specs,
+            make,
+            num_blocks,
+            self.block_size,
+            self.kv_dtype,
+            self.device,
+            self.kv_scales,
+        )
 
     def _num_blocks(self, model: Model, before: DeviceMemory | None) -> int:
         options = self.options
@@ -309,6 +360,7 @@ class _Builder:
             )
             peak = measure_peak(model, self._bind, self.block_size, limits, self.device, before)
             graphs = self._graphs(model, self._bind(1))
+            peak += staging_bytes(self.host_block_bytes, self.num_host_blocks)
             if graphs is not None:
                 peak += graph_memory(graphs, lambda: DeviceMemory.now(self.device).used)
             size = gpu_kv_cache_bytes(
@@ -333,6 +385,8 @@ class _Builder:
                 block_size=self.block_size,
                 max_model_len=self.max_model_len,
                 watermark=self.options.watermark,
+                num_host_blocks=self.num_host_blocks,
+                enable_prefix_caching=self.options.enable_prefix_caching,
             ),
             choice.options,
         )
@@ -360,12 +414,15 @@ class _Builder:
         eos = set(self.config.eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             eos.add(tokenizer.eos_token_id)
+        log = self.options.decision_log
+        decision_log = None if log is None else DecisionLog(Path(log))
         layers = self._bind(num_blocks)
+        mover = KVMover([layer.cache for layer in layers], self.num_host_blocks)
         graphs = self._graphs(model, layers)
         if graphs is not None:
             capture(graphs)
         return cls(
-            model_runner=ModelRunner(model, layers, graphs),
+            model_runner=ModelRunner(model, layers, graphs, mover),
             scheduler=scheduler,
             block_manager=manager,
             assembler=BatchAssembler(
@@ -379,4 +436,5 @@ class _Builder:
                 seed=self.options.seed,
             ),
             observers=(self.host.observers,),
+            decision_log=decision_log,
         )

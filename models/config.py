@@ -107,16 +107,26 @@ def check_config(config: ModelConfig) -> None:
         if value not in possible
     ]
     quantization = raw.get("quantization_config")
-    if quantization:
+    if quantization and not _quantises_cache_only(quantization):
         method = quantization.get("quant_method", quantization)
         reasons.append(
             f"quantization_config.quant_method={method!r} is not supported (supported: "
-            "unquantised safetensors, and quantised GGUF files)"
+            "unquantised safetensors, with or without scales of the KV cache, and quantised GGUF "
+            "files)"
         )
     if reasons:
         raise UnsupportedError(f"model {config.architecture}", reasons)
     check_rope(config)
     layer_windows(config)
+
+
+def _quantises_cache_only(quantization: Mapping[str, Any]) -> bool:
+    """Whether all that is quantised is the KV cache: the weights are what they always are."""
+    return (
+        quantization.get("quant_method") == "compressed-tensors"
+        and bool(quantization.get("kv_cache_scheme"))
+        and not quantization.get("config_groups")
+    )
 
 
 def layer_windows(config: ModelConfig) -> tuple[int | None, ...]:

@@ -16,6 +16,7 @@ from ..core.model import Model, ModelConfig
 from .config import parse_config
 from .gguf_file import GGUFFile
 from .gguf_weights import gguf_config, iterate_gguf
+from .kv_scales import is_kv_scale, read_kv_scales
 from .locate import ModelFiles
 from .tokenizer import HFTokenizer, load_gguf_tokenizer, load_tokenizer
 from .weights import fill_with_random, iterate_safetensors
@@ -36,14 +37,26 @@ class Checkpoint:
     tokenizer_source: str | None = None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The stored tensors under their Hugging Face names, on the host.
+        """The stored tensors under their Hugging Face names, on the host, but for the scales of a
+        KV cache.
 
         Raises:
             ModelError: a file is missing or damaged.
         """
         if self.files.kind == "gguf":
             return iterate_gguf(self._gguf, self.config)
-        return iterate_safetensors(self.files.path)
+        return iterate_safetensors(self.files.path, lambda name: not is_kv_scale(name))
+
+    def kv_scales(self) -> tuple[tuple[float, float], ...] | None:
+        """For each layer the scales of keys and values in a cache of 8 bits; None without.
+
+        Raises:
+            ModelError: a file is missing or damaged, or a scale is missing or wrong.
+        """
+        if self.files.dummy or self.files.kind == "gguf":
+            return None
+        tensors = iterate_safetensors(self.files.path, is_kv_scale)
+        return read_kv_scales(tensors, self.config.num_layers)
 
     def load_into(self, model: Model, seed: int = 0) -> None:
         """Fill a model's parameters and let it pack them.

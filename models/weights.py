@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -122,8 +122,14 @@ def _read_index(directory: Path) -> dict[str, str]:
     return dict(weight_map)
 
 
-def iterate_safetensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+def iterate_safetensors(
+    directory: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a checkpoint, on the host, in its stored dtype.
+
+    Args:
+        directory: of the checkpoint.
+        wanted: whether a tensor of this name is read.
 
     Raises:
         ModelError: a file is missing or damaged, or lacks a tensor that the index puts there.
@@ -134,10 +140,12 @@ def iterate_safetensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     )
     for path in files:
         expected = {name for name, file in index.items() if file == path.name}
-        yield from _iterate_file(path, expected)
+        yield from _iterate_file(path, expected, wanted)
 
 
-def _iterate_file(path: Path, expected: set[str]) -> Iterator[tuple[str, Tensor]]:
+def _iterate_file(
+    path: Path, expected: set[str], wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             names = list(file.keys())
@@ -146,7 +154,7 @@ def _iterate_file(path: Path, expected: set[str]) -> Iterator[tuple[str, Tensor]
                 raise ModelError(
                     f"{path} lacks the tensor {lacking[0]!r}, which {INDEX} puts there"
                 )
-            for name in names:
+            for name in filter(wanted, names):
                 yield name, file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is damaged or incomplete: {error}") from error

@@ -13,6 +13,12 @@ def jackfield_attention_backends(register: Register) -> None:
     register("torch_sdpa", "jackfield.backends.torch_sdpa:TorchSdpaBackend")
     register("triton", "jackfield.backends.triton_paged.backend:TritonBackend")
     register("flex", "jackfield.backends.flex:FlexBackend")
+    register("flashinfer", "jackfield.backends.flashinfer:FlashInferBackend")
+    register("xformers", "jackfield.backends.xformers:XformersBackend")
+    register("xformers_cutlass", "jackfield.backends.xformers:XformersCutlassBackend")
+    register("torch_varlen", "jackfield.backends.torch_varlen:TorchVarlenBackend")
+    register("flash_attn", "jackfield.backends.flash_attn:FlashAttnBackend")
+    register("flash_attn_4", "jackfield.backends.flash_attn_4:FlashAttn4Backend")
 
 
 @hookimpl
@@ -30,7 +36,9 @@ def jackfield_scheduling_policies(register: Register) -> None:
 @hookimpl
 def jackfield_block_managers(register: Register) -> None:
     """Block managers that come with Jackfield."""
-    register("paged", "jackfield.core.paged_block_manager:PagedBlockManager")
+    register("paged", "jackfield.core.block_managers.paged:PagedBlockManager")
+    register("radix", "jackfield.core.block_managers.radix:RadixBlockManager")
+    register("contiguous", "jackfield.core.block_managers.contiguous:ContiguousBlockManager")
 
 
 @hookimpl

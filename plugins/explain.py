@@ -9,6 +9,7 @@ from enum import Enum
 import torch
 
 from ..core.attention import AttentionSpec, dtype_name
+from ..core.capabilities import kv_cache_dtype_of
 from ..core.config import EngineOptions
 from ..core.errors import JackfieldError, PluginError
 from ..core.model import ModelConfig
@@ -236,11 +237,18 @@ def _attention(
         reason = "the architecture is unknown, so there is nothing to judge it by"
         entries = host.registry.entries(kind)
         return [_part(entry, Verdict.REFUSED, (reason,)) for entry in entries], None
-    candidates = judge_attention_backends(host, specs, device, options.block_size)
+    kv_dtype = kv_cache_dtype_of(options.kv_cache_dtype)
+    candidates = judge_attention_backends(host, specs, device, options.block_size, kv_dtype)
     chosen, why, rejected, block_size = None, "", {}, None
     try:
         selection = select_attention_backend(
-            host, wanted, specs, device, options.block_size, options.attention_backend_options
+            host,
+            wanted,
+            specs,
+            device,
+            options.block_size,
+            options.attention_backend_options,
+            kv_dtype,
         )
     except JackfieldError as error:
         problems.append(str(error))

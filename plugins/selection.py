@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from pydantic import ValidationError
 
-from ..core.attention import AttentionBackend, AttentionSpec, Capabilities, KVCacheSpec
+from ..core.attention import AttentionBackend, AttentionSpec, KVCacheSpec
 from ..core.block_manager import BlockManager
 from ..core.errors import ConfigError, PluginError, UnsupportedError
 from ..core.model import Model
@@ -189,7 +189,7 @@ def judge(
     try:
         can = cls.capabilities(device)
         size = can.preferred_block_size if block_size is None else block_size
-        reasons = _reasons(can, specs, device, size, kv_dtype)
+        reasons = _reasons(cls, specs, device, size, kv_dtype)
         return Candidate(entry, size, can.auto_priority, reasons, cls)
     except Exception as error:
         reason = f"its capabilities cannot be told: {type(error).__name__}: {error}"
@@ -245,7 +245,7 @@ def select_attention_backend(
 
 
 def _reasons(
-    can: Capabilities,
+    cls: type[AttentionBackend],
     specs: Sequence[AttentionSpec],
     device: torch.device,
     block_size: int,
@@ -261,7 +261,7 @@ def _reasons(
             v_head_size=spec.v_head_size,
             dtype=kv_dtype or spec.dtype,
         )
-        reasons.update(dict.fromkeys(can.unsupported(spec, cache, device)))
+        reasons.update(dict.fromkeys(cls.unsupported(spec, cache, device)))
     return tuple(reasons)
 
 

@@ -13,8 +13,12 @@ logger = logging.getLogger("jackfield")
 MORE_BLOCKS = "num_gpu_blocks_override, kv_cache_memory or gpu_memory_utilization raise that"
 
 
-def check_config(config: SchedulerConfig) -> None:
-    """Refuse limits below 1 and contradictory ones.
+def check_config(config: SchedulerConfig, num_host_blocks: int) -> None:
+    """Refuse limits below 1 and contradictory ones; warn of what works badly.
+
+    Args:
+        config: the limits.
+        num_host_blocks: blocks of swap space.
 
     Raises:
         ConfigError: with the names and numbers.
@@ -33,6 +37,15 @@ def check_config(config: SchedulerConfig) -> None:
         raise ConfigError(
             f"long_prefill_token_threshold={threshold} splits prompts, and enable_chunked_prefill "
             "is off: turn that on, or leave long_prefill_token_threshold unset"
+        )
+    if config.preemption_mode not in ("recompute", "swap", "auto"):
+        raise ConfigError(
+            f"preemption_mode={config.preemption_mode!r} is none of 'recompute', 'swap' and 'auto'"
+        )
+    if config.preemption_mode == "swap" and not num_host_blocks:
+        raise ConfigError(
+            "preemption_mode='swap' needs swap space, and the block manager has no host blocks: "
+            "set swap_space, such as 4GiB"
         )
     for sentence in _poor_relations(config):
         logger.warning("%s", sentence)
@@ -56,7 +69,12 @@ def _poor_relations(config: SchedulerConfig) -> list[str]:
     if threshold is not None and threshold >= budget:
         sentences.append(
             f"long_prefill_token_threshold={threshold} limits nothing, as it is not below "
-            f"max_num_batched_tokens={budget}"
+            f"max_num_batched_tokens={budget}; lower the one or raise the other"
+        )
+    if threshold == 1 < budget:
+        sentences.append(
+            "long_prefill_token_threshold=1 computes prompts one token per step, as slowly as "
+            "completions are generated; values from 128 on cost little"
         )
     return sentences
 

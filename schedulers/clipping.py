@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..core.scheduler import SchedulerConfig
-from ..core.scheduling_policy import Proposal
+from ..core.scheduling_policy import PreemptionMode, Proposal
 from .entry import Entry
 from .policy_guard import PolicyGuard
 
@@ -26,6 +26,8 @@ class StepLimits:
         running_order: running requests that get their tokens first.
         grants: chunk sizes of single requests.
         admission_order: ids in the policy's order, not checked yet; None is order of arrival.
+        resume_order: likewise for swapped requests.
+        preemption_modes: modes of those in ``preempt`` that the policy wants a certain one for.
     """
 
     token_budget: int
@@ -38,6 +40,8 @@ class StepLimits:
     running_order: tuple[Entry, ...] = ()
     grants: Mapping[str, int] = field(default_factory=dict)
     admission_order: Iterable[str] | None = None
+    resume_order: Iterable[str] | None = None
+    preemption_modes: Mapping[str, PreemptionMode] = field(default_factory=dict)
 
 
 def default_limits(config: SchedulerConfig) -> StepLimits:
@@ -56,6 +60,7 @@ def is_empty(proposal: Proposal) -> bool:
     """Whether a proposal leaves everything to the defaults."""
     return (
         proposal.admission_order is None
+        and proposal.resume_order is None
         and proposal.token_budget is None
         and proposal.prefill_budget is None
         and proposal.max_admissions is None
@@ -64,14 +69,16 @@ def is_empty(proposal: Proposal) -> bool:
         and not proposal.grants
         and not proposal.pause
         and not proposal.preempt
+        and not proposal.preemption_modes
     )
 
 
 class Clipper:
     """Turns proposals into limits and reports what it had to change.
 
-    The order is fixed: token_budget, prefill_budget, max_admissions, max_skips, preempt, pause,
-    running_order, grants. The admission order is checked when it is pulled.
+    The order is fixed: token_budget, prefill_budget, max_admissions, max_skips, preempt,
+    preemption_modes, pause, running_order, grants. The orders of resumption and admission are
+    checked when they are pulled.
 
     Attributes:
         default: the limits of a step about which nothing is proposed.
@@ -104,6 +111,7 @@ class Clipper:
         max_skips = self._number("max_skips", proposal.max_skips, 0, None, 0)
         preempt = self._running("preempt", proposal.preempt, ())
         preempt = tuple(entry for entry in preempt if self._may_be_preempted(entry))
+        modes = self._modes(proposal.preemption_modes, preempt) if proposal.preemption_modes else {}
         return StepLimits(
             token_budget=token_budget,
             prefill_budget=prefill_budget,
@@ -117,6 +125,8 @@ class Clipper:
             running_order=self._running("running_order", proposal.running_order, preempt),
             grants=self._grants(proposal.grants) if proposal.grants else {},
             admission_order=proposal.admission_order,
+            resume_order=proposal.resume_order,
+            preemption_modes=modes,
         )
 
     def _running(
@@ -139,6 +149,20 @@ class Clipper:
             f"not passed the {entry.high_water} that it lost the last time"
         )
         return False
+
+    def _modes(
+        self, proposed: Mapping[str, PreemptionMode], preempt: tuple[Entry, ...]
+    ) -> dict[str, PreemptionMode]:
+        modes: dict[str, PreemptionMode] = {}
+        names = {entry.request_id for entry in preempt}
+        for name, mode in self._guard.pull("propose", proposed.items()):
+            if name not in names:
+                self._guard.report(f"preemption_modes names {name!r}, which is not preempted")
+            elif not isinstance(mode, PreemptionMode):
+                self._guard.report(f"preemption_modes[{name!r}]={mode!r} is no PreemptionMode")
+            else:
+                modes[name] = mode
+        return modes
 
     def _grants(self, proposed: Mapping[str, int]) -> dict[str, int]:
         grants: dict[str, int] = {}

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from itertools import chain
 from typing import overload
 
 from ..core.request import Request, SchedulingHints
 
 NO_STEP = -1
+
+
+class State(Enum):
+    """Where a live request is.
+
+    A follower is a completion of a prompt that another completion, its leader, computes: it has a
+    seat while the leader has one, and no blocks until it is forked.
+    """
+
+    WAITING = "waiting"
+    FOLLOWING = "following"
+    RUNNING = "running"
+    SWAPPED = "swapped"
 
 
 class RequestProxy:
@@ -113,10 +127,15 @@ class Entry:
         sequence: number of requests added before; the order of arrival.
         tokens: its tokens as a sequence, for the block manager.
         view: what policies see of it.
+        state: where it is.
+        leader: who computes its prompt, while it follows.
+        followers: who waits for it to have computed their prompt.
         num_tokens: as in the request, kept at hand because it is read in every step.
-        capacity: tokens that its blocks have slots for; 0 without blocks.
-        running: whether it holds blocks and a seat; otherwise it waits.
+        capacity: tokens that it can write without asking for blocks; 0 without blocks.
         may_split: whether what it has to compute may be spread over several steps.
+        rereads: whether its last prompt token is in the cache already, and is computed for its
+            logits only.
+        num_host_blocks: blocks that it holds in host memory.
         step: the step it is scheduled in and that has not been carried out yet, or ``NO_STEP``.
         num_new_tokens: its share of that step.
         preempted_in: the step that preempted it last, or ``NO_STEP``.
@@ -125,15 +144,19 @@ class Entry:
 
     __slots__ = (
         "capacity",
+        "followers",
         "high_water",
+        "leader",
         "may_split",
+        "num_host_blocks",
         "num_new_tokens",
         "num_tokens",
         "preempted_in",
         "request",
         "request_id",
-        "running",
+        "rereads",
         "sequence",
+        "state",
         "step",
         "tokens",
         "view",
@@ -145,14 +168,28 @@ class Entry:
         self.sequence = sequence
         self.tokens = TokenSequence(request)
         self.view = RequestProxy(request)
+        self.state = State.WAITING
+        self.leader: Entry | None = None
+        self.followers: list[Entry] = []
         self.num_tokens = request.num_tokens
         self.capacity = 0
-        self.running = False
         self.may_split = True
+        self.rereads = False
+        self.num_host_blocks = 0
         self.step = NO_STEP
         self.num_new_tokens = 0
         self.preempted_in = NO_STEP
         self.high_water = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether it holds blocks of the device, and a seat."""
+        return self.state is State.RUNNING
+
+    @property
+    def num_seats(self) -> int:
+        """Seats that it takes when it runs, those of its followers included."""
+        return 1 + len(self.followers)
 
     @property
     def num_tokens_to_compute(self) -> int:

@@ -60,12 +60,16 @@ class PolicyGuard:
         proposal = self._call("propose", self._policy.propose, self._view)
         if not isinstance(proposal, Proposal):
             self._wrong("propose", "a Proposal", proposal)
-        if not isinstance(proposal.grants, Mapping):
-            self._wrong("propose", "a Proposal whose grants are a mapping", proposal.grants)
+        for field in ("grants", "preemption_modes"):
+            if not isinstance(getattr(proposal, field), Mapping):
+                what = f"a Proposal whose {field} are a mapping"
+                self._wrong("propose", what, getattr(proposal, field))
         return proposal
 
-    def victims(self, beneficiary: str, running: Mapping[str, Entry]) -> Iterator[Entry]:
-        """Ask who gives way, best victim first, pulled lazily.
+    def victims(
+        self, beneficiary: str, running: Mapping[str, Entry]
+    ) -> Iterator[tuple[Entry, PreemptionMode | None]]:
+        """Ask who gives way and how, best victim first, pulled lazily.
 
         Args:
             beneficiary: id of the request that has no room.
@@ -80,13 +84,10 @@ class PolicyGuard:
                 self._wrong("victims", "pairs (request id, PreemptionMode)", item)
             name, mode = item
             victim = running.get(name) if isinstance(name, str) else None
+            if mode is not None and not isinstance(mode, PreemptionMode):
+                self._wrong("victims", "a PreemptionMode or None for each victim", mode)
             if victim is not None:
-                if mode is not PreemptionMode.RECOMPUTE:
-                    self.report(
-                        f"victims wants {mode} for {name!r}, which is recomputed: there is no "
-                        "swap space"
-                    )
-                yield victim
+                yield victim, mode
                 continue
             self.report(f"victims names {name!r}, which is not running")
             num_useless += 1

@@ -1,25 +1,39 @@
-"""The built-in scheduler: waiting and running queues, continuous batching, preemption.
+"""The built-in scheduler: queues, continuous batching, preemption, groups that share a prompt.
 
 Iteration-level scheduling (https://www.usenix.org/conference/osdi22/presentation/yu) with chunked
 prefill mixed with decoding (https://arxiv.org/abs/2403.02310). A step is planned in this order:
 
 1. The policy's proposal is clipped, proactive preemptions are done.
-2. Running requests get their tokens, in order of admission unless the policy says otherwise.
-3. Waiting requests are admitted while token budget, seats and blocks last, preempted ones first,
-   each group in order of arrival; nobody overtakes a request that does not fit, unless the policy
-   allows skips.
+2. Running requests get their tokens: first those that the policy names, then those with one token
+   to compute, then the others, each in order of admission.
+3. Swapped requests are brought back in order of arrival, and then waiting ones are admitted, while
+   token budget, seats and blocks last: preempted ones first, each group in order of arrival. Nobody
+   overtakes a request that does not fit, unless the policy allows skips.
 
-**Decodes advance in every step.** Under the default policy a request is admitted only when budget
-is left after everybody before it, and nobody's share grows afterwards, so each running request
-finds at least one token of budget. A prompt longer than the budget leaves none for newcomers until
-its last chunk; with ``long_prefill_token_threshold`` below ``max_num_batched_tokens`` a short
-newcomer starts in the next step.
+**Decodes advance in every step**, as long as ``max_num_batched_tokens`` is not below
+``max_num_seqs``. Under the default policy a request is admitted only when budget is left after
+everybody before it, and nobody's share grows afterwards, so prompts advance in every step too,
+unless completions that were forked meanwhile take their tokens. A prompt longer than the budget
+leaves none for newcomers until its last chunk; with ``long_prefill_token_threshold`` below
+``max_num_batched_tokens`` a short newcomer starts in the next step.
 
 **Blocks.** An admission reserves slots for all known tokens of a request, so a half computed prompt
 is never thrown away. When a running request finds no block for its next token, requests are
 preempted until it does: the policy's victims, by default the most recently admitted one, which may
-be that request itself. A victim loses its blocks, keeps its tokens, and is computed anew, as if its
-completion were part of its prompt. A step in which that happened admits nobody.
+be that request itself. A victim keeps its tokens and loses its blocks. Either it is computed anew,
+as if its completion were part of its prompt, or its blocks go to host memory and come back whole
+(see ``preemption.py`` for the choice; a full swap space means the former). A step in which that
+happened brings nobody back and admits nobody. A swapped request comes back when there is room for
+its blocks and its next token, so it advances before it can be a victim again.
+
+**Groups.** Completions of one prompt share its blocks if the block manager can fork. The first of
+them that is admitted leads: it computes the prompt, and the others follow it, without blocks but
+each with a seat, so the group is admitted when it finds a seat for each (as many as there are, if
+it is larger). When the prompt is computed, all followers are forked and run. Each computes the last
+prompt token once more for its logits, and writes nothing: its first write is that of a generated
+token, for which it gets a block of its own. If the leader ends or has to be computed anew before
+that, its followers wait on their own in front of the queue, and the next that is admitted leads; a
+leader that is swapped keeps them.
 
 **Whole prompts.** Without ``enable_chunked_prefill`` a prompt is computed in one step, whatever
 chunk size a policy grants. Only a preempted request that has grown past ``max_num_batched_tokens``
@@ -27,28 +41,33 @@ is computed in parts, as there is no other way.
 
 **No policy can stop the engine.** If a proposal leaves a step with nothing to do, that is reported
 and the step is planned again without it; so a plan is empty only if nothing is live, or if all that
-was left has been preempted by the policy in this very step. A policy may preempt a request again
-only after it has passed the point it had reached before. Each reactive preemption is paid for by
-a token generated since the beneficiary was admitted. Hence every request ends.
+was left has been preempted by the policy in this very step, or follows what was. A policy may
+preempt a request again only after it has passed the point it had reached before. Each reactive
+preemption is paid for by a token generated since the beneficiary was admitted. Hence every request
+ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import ClassVar
 
 from ..core.block_manager import AllocationStatus, BlockManager
 from ..core.errors import CapacityError, RequestError
 from ..core.options import PartOptions
 from ..core.request import FinishReason, Request
-from ..core.scheduler import Scheduler, SchedulerConfig, SchedulerStats, StepPlan
+from ..core.scheduler import MoveKind, Scheduler, SchedulerConfig, SchedulerStats, StepPlan
 from ..core.scheduling_policy import PreemptionMode, Progress, SchedulingPolicy
+from .admission import Admission
 from .checks import MORE_BLOCKS, check_config, check_request
 from .clipping import Clipper
-from .entry import NO_STEP, Entry
+from .entry import NO_STEP, Entry, State
+from .groups import Groups
 from .policy_guard import PolicyGuard
-from .queues import WaitingQueue
-from .step_builder import StepBuilder
+from .preemption import Preemption
+from .queues import Queues
+from .step_builder import Moves, StepBuilder
 from .views import QueueView
 
 
@@ -70,19 +89,25 @@ class QueueScheduler(Scheduler):
         options: PartOptions | None = None,
     ) -> None:
         super().__init__(config, block_manager, policy, options)
-        check_config(config)
-        self._live: dict[str, Entry] = {}
-        self._running: dict[str, Entry] = {}
-        self._paused: set[str] = set()
-        self._waiting = WaitingQueue()
+        check_config(config, block_manager.config.num_host_blocks)
+        self._queues = Queues(config.max_num_seqs)
+        self._live, self._running = self._queues.live, self._queues.running
+        self._groups = Groups()
+        self._block_size = block_manager.config.block_size
         self._num_added = 0
         self._num_preemptions = 0
-        self._view = QueueView(config, block_manager, self._waiting, self._running, self._live)
+        self._num_swaps = 0
+        # What a step that failed could not say is said by the next plan.
+        self._moves: Moves = []
+        self._forked: list[tuple[str, str]] = []
+        self._rereading: list[Entry] = []
+        self._view = QueueView(config, block_manager, self._queues)
         self._guard = PolicyGuard(policy, self._view, config.strict_policy)
         self._clipper = Clipper(config, self._guard, self._live)
+        self._preemption = Preemption(config, block_manager, self._guard)
+        self._admission = Admission(config, block_manager, self._queues, self._groups, self._guard)
         own_commit = getattr(block_manager.commit, "__func__", None)
         self._commits = own_commit is not BlockManager.commit
-        self._caches_prefixes = "prefix_caching" in block_manager.powers
 
     def add(self, request: Request, now: float) -> None:
         self._view.now = now
@@ -104,8 +129,8 @@ class QueueScheduler(Scheduler):
                 f"{self.policy.name!r}: {verdict.reason or 'no reason given'}"
             )
         self._num_added += 1
-        self._live[request.request_id] = entry
-        self._waiting.add(entry)
+        self._queues.add(entry)
+        self._groups.add(entry)
 
     def finish(self, request_id: str) -> bool:
         entry = self._live.get(request_id)
@@ -127,12 +152,15 @@ class QueueScheduler(Scheduler):
         self._view.now = now
         self._guard.clipped = []
         limits = self._clipper.clip(self._guard.propose())
-        step = StepBuilder(self._view.step, limits)
+        step = StepBuilder(self._view.step, limits, self._moves)
         try:
             self._plan(step)
         finally:
             self._view.step += 1  # a step that failed keeps its number
-        return step.build(self._guard.clipped)
+        plan = step.build(self._guard.clipped, self._forked)
+        self._moves.clear()
+        self._forked.clear()
+        return plan
 
     def update(
         self, plan: StepPlan, sampled: Mapping[str, int], now: float
@@ -169,6 +197,10 @@ class QueueScheduler(Scheduler):
                 self.block_manager.commit(request_id, entry.tokens, num_computed)
             if wants_progress:
                 progress.append(Progress(request_id, item.num_new_tokens, int(item.samples)))
+        if self._rereading:
+            self._note_reread()
+        if self._queues.leaders:
+            self._fork_followers()
         ended = [live[request_id] for request_id in finished]
         for entry in ended:
             self._remove(entry)
@@ -184,18 +216,21 @@ class QueueScheduler(Scheduler):
         return None if entry is None else entry.request
 
     def stats(self) -> SchedulerStats:
-        num_paused = len(self._paused)
+        queues = self._queues
+        num_paused = len(queues.paused)
         return SchedulerStats(
-            running=len(self._running) - num_paused,
-            waiting=len(self._waiting),
+            running=len(queues.running) - num_paused,
+            waiting=len(queues.waiting) + queues.num_following,
+            swapped=len(queues.swapped),
             paused=num_paused,
             num_preemptions=self._num_preemptions,
+            num_swaps=self._num_swaps,
         )
 
     def _plan(self, step: StepBuilder) -> None:
         limits = step.limits
         for entry in limits.preempt:
-            self._preempt(step, entry)
+            self._preempt(step, entry, limits.preemption_modes.get(entry.request_id))
         self._fill(step)
         if step.num_scheduled or not self._live:
             return
@@ -207,31 +242,46 @@ class QueueScheduler(Scheduler):
             step.restart(self._clipper.default)
             self._fill(step)
         if step.num_scheduled == 0 and not step.preempted:
-            stuck = next(iter(self._running.values()), None) or next(iter(self._waiting))
-            raise self._no_room(stuck)
+            raise self._no_room(next(self._in_order()))
 
     def _fill(self, step: StepBuilder) -> None:
-        self._paused.clear()
-        self._paused.update(step.limits.pause)
+        self._queues.paused.clear()
+        self._queues.paused.update(step.limits.pause)
         self._schedule_running(step)
-        if not step.out_of_blocks:
-            self._admit(step)
+        if not step.out_of_blocks and (not self._queues.swapped or self._admission.resume(step)):
+            self._admission.admit(step)
 
     def _schedule_running(self, step: StepBuilder) -> None:
+        order, pause = step.limits.running_order, step.limits.pause
         entries = list(self._running.values())
-        if step.limits.running_order:
-            entries = list(dict.fromkeys((*step.limits.running_order, *entries)))
-        if step.limits.pause:
-            entries = [entry for entry in entries if entry.request_id not in step.limits.pause]
+        if pause:
+            entries = [entry for entry in entries if entry.request_id not in pause]
+        if order:
+            self._give_shares(step, [entry for entry in order if entry.request_id not in pause])
+            named = {entry.request_id for entry in order}
+            entries = [entry for entry in entries if entry.request_id not in named]
+        longer: list[Entry] = []
+        running, give_one = State.RUNNING, step.give_one
         for entry in entries:
-            if not entry.running:  # a victim of one before it
+            needed = entry.num_tokens
+            if needed - entry.request.num_computed_tokens > 1:
+                longer.append(entry)
+            elif entry.state is running:  # else it was the victim of one before it
+                if step.token_budget == 0:
+                    return
+                if needed <= entry.capacity or self._grow(step, entry, needed):
+                    give_one(entry)
+        self._give_shares(step, longer)
+
+    def _give_shares(self, step: StepBuilder, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if not entry.running:
                 continue
             if step.token_budget == 0:
-                break
-            num_computed = entry.request.num_computed_tokens
-            num_left = entry.num_tokens - num_computed
+                return
+            num_left = entry.num_tokens_to_compute
             share = 1 if num_left == 1 else step.share(entry, num_left, entry.may_split)
-            needed = num_computed + share
+            needed = entry.request.num_computed_tokens + share
             if share and (needed <= entry.capacity or self._grow(step, entry, needed)):
                 step.give(entry, share, num_left)
 
@@ -241,130 +291,79 @@ class QueueScheduler(Scheduler):
         copies = self.block_manager.append(entry.request_id, needed)
         if copies is None:
             step.out_of_blocks = True
-            for victim in self._victims(entry):
-                self._preempt(step, victim)
+            for victim, mode in self._preemption.victims(entry, self._running):
+                self._preempt(step, victim, mode)
                 if victim is entry:
                     return False
                 copies = self.block_manager.append(entry.request_id, needed)
                 if copies is not None:
                     break
-        if copies:
-            step.copies[entry.request_id] = copies
-        entry.capacity = self._slots(needed)
+            else:
+                raise self._no_room(entry)
+        step.move(entry, MoveKind.COPY, copies)
+        entry.capacity = -(-needed // self._block_size) * self._block_size
         return True
 
-    def _victims(self, entry: Entry) -> Iterator[Entry]:
-        """The policy's victims, then the most recently admitted; raises when ``entry`` is alone."""
-        if len(self._running) > 1:
-            for victim in self._guard.victims(entry.request_id, self._running):
-                yield victim
-                if len(self._running) == 1:
-                    break
-        while len(self._running) > 1:
-            self._guard.report(
-                f"victims names too few for {entry.request_id!r}: the most recently admitted "
-                "request gives way"
-            )
-            yield next(reversed(self._running.values()))
-        raise self._no_room(entry)
-
-    def _preempt(self, step: StepBuilder, entry: Entry) -> None:
+    def _preempt(
+        self, step: StepBuilder, entry: Entry, wished: PreemptionMode | None = None
+    ) -> None:
         request = entry.request
         if entry.step == step.number:
             step.take_back(entry)
         entry.step = NO_STEP
-        self._release(entry)
+        mode, copies = self._preemption.take(entry, wished)
         entry.high_water = max(entry.high_water, request.num_computed_tokens)
         entry.preempted_in = step.number
-        request.num_computed_tokens = 0
+        entry.capacity = 0
         request.num_preemptions += 1
         self._num_preemptions += 1
         step.preempted.append(entry.request_id)
-        self._waiting.put_back(entry)
-        self._guard.on_preempt(entry.request_id, PreemptionMode.RECOMPUTE)
+        if mode is PreemptionMode.SWAP:
+            self._num_swaps += 1
+            step.swapped_out.append(entry.request_id)
+            step.move(entry, MoveKind.SWAP_OUT, copies)
+            self._queues.unseat(entry, State.SWAPPED)
+        else:
+            step.drop_moves(entry)
+            request.num_computed_tokens = 0
+            entry.rereads = False
+            self._queues.unseat(entry, State.WAITING)
+        self._guard.on_preempt(entry.request_id, mode)
 
-    def _admit(self, step: StepBuilder) -> None:
-        seats = self.config.max_num_seqs - len(self._running)
-        most = min(seats, step.limits.max_admissions)
-        skips = step.limits.max_skips
-        admitted: list[Entry] = []
-        try:
-            # Queues change only afterwards: a lazy order may be iterating over them.
-            if most > 0 and step.token_budget > 0:
-                for entry in self._candidates(step):
-                    if self._try_admit(step, entry):
-                        admitted.append(entry)
-                        if len(admitted) == most or step.token_budget == 0:
-                            break
-                    elif skips == 0:
-                        break
-                    else:
-                        skips -= 1
-        except BaseException:
-            for entry in admitted:
-                self._release(entry)
-                entry.request.num_computed_tokens = 0
-            raise
-        for entry in admitted:
-            self._waiting.remove(entry)
-            self._running[entry.request_id] = entry
-            entry.running = True
+    def _fork_followers(self) -> None:
+        """Let the followers of each prompt that has been computed share its blocks, and run."""
+        for leader in list(self._queues.leaders.values()):
+            num_prompt = leader.request.num_prompt_tokens
+            if leader.request.num_computed_tokens < num_prompt:
+                continue
+            leader.capacity = num_prompt  # it appends before it writes again
+            for follower in self._queues.promote(leader):
+                self.block_manager.fork(leader.request_id, follower.request_id)
+                follower.request.num_computed_tokens = num_prompt - 1
+                follower.request.num_cached_tokens = leader.request.num_cached_tokens
+                follower.may_split = leader.may_split
+                follower.capacity = num_prompt
+                follower.rereads = True
+                self._rereading.append(follower)
+                self._forked.append((leader.request_id, follower.request_id))
 
-    def _candidates(self, step: StepBuilder) -> Iterator[Entry]:
-        order = step.limits.admission_order
-        if order is None:
-            return (entry for entry in self._waiting if entry.preempted_in != step.number)
-
-        def find(name: str) -> Entry | str:
-            entry = self._live.get(name)
-            if entry is None or entry.running:
-                return "which is not waiting"
-            return entry if entry.preempted_in != step.number else "which this step preempted"
-
-        return self._guard.entries("admission_order", order, find)
-
-    def _try_admit(self, step: StepBuilder, entry: Entry) -> bool:
-        """Give a waiting request its blocks and its share; False, and nothing has changed."""
-        request, num_tokens = entry.request, entry.num_tokens
-        num_cached = self.block_manager.match_prefix(entry.tokens) if self._caches_prefixes else 0
-        may_split = (
-            self.config.enable_chunked_prefill
-            or num_tokens - num_cached > self.config.max_num_batched_tokens
-        )
-        if step.share(entry, num_tokens - num_cached, may_split) == 0:
-            return False
-        allocation = self.block_manager.allocate(entry.request_id, entry.tokens, num_tokens)
-        if allocation is None:
-            return False
-        num_left = num_tokens - allocation.num_cached_tokens
-        share = step.share(entry, num_left, may_split)
-        if share < 1:
-            self.block_manager.free(entry.request_id)
-            return False
-        request.num_computed_tokens = allocation.num_cached_tokens
-        entry.may_split = may_split
-        entry.capacity = self._slots(num_tokens)
-        step.give(entry, share, num_left)
-        if allocation.copies:
-            step.copies[entry.request_id] = allocation.copies
-        return True
-
-    def _release(self, entry: Entry) -> None:
-        self.block_manager.free(entry.request_id)
-        self._running.pop(entry.request_id, None)
-        self._paused.discard(entry.request_id)
-        entry.running = False
-        entry.capacity = 0
+    def _note_reread(self) -> None:
+        """Forked requests whose last prompt token has been computed write like all others."""
+        left = []
+        for entry in self._rereading:
+            if entry.request.num_computed_tokens >= entry.request.num_prompt_tokens:
+                entry.rereads = False
+            elif entry.rereads and self._live.get(entry.request_id) is entry:
+                left.append(entry)
+        self._rereading = left
 
     def _remove(self, entry: Entry) -> None:
-        if not entry.running:
-            self._waiting.remove(entry)
-        self._release(entry)
-        del self._live[entry.request_id]
+        self.block_manager.free(entry.request_id)
+        self._queues.remove(entry)
+        self._groups.remove(entry)
 
-    def _slots(self, num_tokens: int) -> int:
-        block_size = self.block_manager.config.block_size
-        return -(-num_tokens // block_size) * block_size
+    def _in_order(self) -> Iterator[Entry]:
+        return chain(self._running.values(), self._queues.swapped, self._queues.waiting)
 
     def _no_room(self, entry: Entry) -> CapacityError:
         return CapacityError(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from ..core.block_manager import BlockManager, BlockUsage
 from ..core.scheduler import SchedulerConfig
 from .entry import Entry, RequestProxy
-from .queues import WaitingQueue
+from .queues import Queues
 
 
 class QueueView:
@@ -24,21 +24,15 @@ class QueueView:
     """
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        block_manager: BlockManager,
-        waiting: WaitingQueue,
-        running: dict[str, Entry],
-        live: dict[str, Entry],
+        self, config: SchedulerConfig, block_manager: BlockManager, queues: Queues
     ) -> None:
         self.now = 0.0
         self.step = 0
         self._passing: dict[str, Entry] = {}
         self._config = config
         self._block_manager = block_manager
-        self._waiting = waiting
-        self._running = running
-        self._live = live
+        self._queues = queues
+        self._caches_prefixes = "prefix_caching" in block_manager.powers
 
     @contextmanager
     def showing(self, *entries: Entry) -> Iterator[None]:
@@ -66,25 +60,34 @@ class QueueView:
 
     @property
     def num_waiting(self) -> int:
-        """Requests without blocks."""
-        return len(self._waiting)
+        """Requests without blocks that could be admitted."""
+        return len(self._queues.waiting)
 
     @property
     def num_running(self) -> int:
         """Requests with blocks, the paused ones included."""
-        return len(self._running)
+        return len(self._queues.running)
+
+    @property
+    def num_swapped(self) -> int:
+        """Requests with their blocks in host memory."""
+        return len(self._queues.swapped)
 
     def waiting(self) -> Iterator[RequestProxy]:
         """Requests without blocks: preempted ones first, each group in order of arrival."""
-        return (entry.view for entry in self._waiting)
+        return (entry.view for entry in self._queues.waiting)
 
     def running(self) -> Iterator[RequestProxy]:
         """Requests with blocks, in order of admission."""
-        return (entry.view for entry in self._running.values())
+        return (entry.view for entry in self._queues.running.values())
+
+    def swapped(self) -> Iterator[RequestProxy]:
+        """Requests with their blocks in host memory, in order of arrival."""
+        return (entry.view for entry in self._queues.swapped)
 
     def request(self, request_id: str) -> RequestProxy:
         """One request. Raises KeyError if it is not live."""
-        entry = self._live.get(request_id) or self._passing[request_id]
+        entry = self._queues.live.get(request_id) or self._passing[request_id]
         return entry.view
 
     def block_usage(self) -> BlockUsage:
@@ -92,7 +95,7 @@ class QueueView:
         return self._block_manager.usage()
 
     def num_blocks_of(self, request_id: str) -> int:
-        """Blocks that a request holds; 0 while it waits."""
+        """Device blocks that a request holds; 0 while it waits or is swapped."""
         try:
             return len(self._block_manager.block_table(request_id))
         except KeyError:
@@ -101,5 +104,8 @@ class QueueView:
     def match_prefix(self, request_id: str) -> int:
         """How many of a request's leading tokens are cached; a probe that changes nothing.
         Raises KeyError if it is not live."""
-        entry = self._live.get(request_id) or self._passing[request_id]
-        return self._block_manager.match_prefix(entry.tokens)
+        entry = self._queues.live.get(request_id) or self._passing[request_id]
+        if not self._caches_prefixes:
+            return 0
+        salt = entry.request.hints.cache_salt
+        return self._block_manager.match_prefix(entry.tokens, salt=salt)

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.demo
 
 
 #: What makes a command cheap enough for a test.
-CHEAPER = {"conformance": ["--device", "cpu", "--dtype", "float32", "--scale", "tiny"]}
+CHEAPER = {
+    "conformance": ["--device", "cpu", "--dtype", "float32", "--scale", "tiny"],
+    "bench": ["--device", "cpu", "--milliseconds", "1", "--no-ceilings"],
+}
 
 
 def _blocks(text: str, language: str) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Hashable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,10 +27,13 @@ from ...core.errors import UnsupportedError
 from ...core.options import PartOptions
 from .layer import UNIT, geometry_of, layer_constants
 from .plan import PlanMaker, TritonPlan
-from .tensors import cache_strides, check_sinks_kind, row_strides
+from .store import KernelStore, on_device
+from .tensors import cache_places, check_sinks_kind, row_strides
 from .tiles import TritonOptions
 
 _DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+# Triton compiles the 8-bit dtype from this compute capability on.
+_FP8_CAPABILITY = (8, 9)
 _BLOCK_SIZES = SizeSet.of(8, 16, 32, 64, 128, 256, 512, 1024)
 _TRUE = frozenset({"1", "true", "on", "yes", "y"})
 # Layers with an equal spec have tensors of equal strides: one entry, in practice.
@@ -43,11 +45,12 @@ class _Layout:
     """Arguments that follow from the strides of the tensors of a call.
 
     Attributes:
-        numbers: runtime arguments of prefill and decode.
+        numbers: runtime arguments of prefill and decode, but for those that have to do with the
+            scales of the cache.
         prefill, decode: what is compiled in, and launch options.
     """
 
-    numbers: tuple[float, ...]
+    numbers: tuple[int, ...]
     prefill: dict[str, Any]
     decode: dict[str, Any]
 
@@ -76,7 +79,7 @@ class TritonBackend(AttentionBackend):
         return Capabilities(
             device_types=frozenset({"cpu", "cuda"}),
             dtypes=_DTYPES,
-            kv_dtypes=_DTYPES,
+            kv_dtypes=_DTYPES if _too_old_for_fp8(device) else _DTYPES | {torch.float8_e4m3fn},
             different_kv_dtype=True,
             head_sizes=SizeSet(multiple_of=UNIT, minimum=16, maximum=256),
             group_sizes=SizeSet(maximum=128),
@@ -97,6 +100,21 @@ class TritonBackend(AttentionBackend):
             missing=_missing(device),
         )
 
+    @classmethod
+    def unsupported(
+        cls, spec: AttentionSpec, cache: KVCacheSpec, device: torch.device
+    ) -> list[str]:
+        """What the capabilities say, and why they leave out caches of 8 bits on an old device."""
+        reasons = super().unsupported(spec, cache, device)
+        if cache.dtype.itemsize == 1 and _too_old_for_fp8(device):
+            found = ".".join(map(str, torch.cuda.get_device_capability(device)))
+            needed = ".".join(map(str, _FP8_CAPABILITY))
+            reasons.append(
+                f"kv_cache_dtype={dtype_name(cache.dtype)} needs compute capability {needed}, not "
+                f"{found}"
+            )
+        return reasons
+
     def __init__(
         self,
         spec: AttentionSpec,
@@ -110,7 +128,7 @@ class TritonBackend(AttentionBackend):
             raise TypeError(
                 f"options of {self.name!r} must be TritonOptions, not {type(tiles).__name__}"
             )
-        from . import decode_kernel, device_code, prefill_kernel, store_kernel
+        from . import decode_kernel, device_code, prefill_kernel
 
         if device.type == "cpu" and not device_code.INTERPRETED:
             raise UnsupportedError(
@@ -119,7 +137,7 @@ class TritonBackend(AttentionBackend):
             )
         self._prefill_kernel: Any = prefill_kernel.prefill_kernel
         self._decode_kernel: Any = decode_kernel.decode_kernel
-        self._store_kernel: Any = store_kernel.store_kernel
+        self._store = KernelStore(cache, device)
         self._constants = layer_constants(spec, cache, device, tiles, device_code.INTERPRETED)
         geometry = geometry_of(self._constants, spec, cache, device)
         self._planner = PlanMaker(geometry, spec, device)
@@ -148,33 +166,9 @@ class TritonBackend(AttentionBackend):
             ValueError: a tensor has fewer rows than there are slots, or another dtype, shape or
                 order than the backend was built for.
         """
-        num_tokens = len(slot_mapping)
-        if not num_tokens:
-            return
-        if min(len(key), len(value)) < num_tokens:
-            raise ValueError(
-                f"{num_tokens} slots, but key has {len(key)} rows and value {len(value)}"
-            )
-        unit, strides = row_strides(key, value)
-        constants = self._constants
-        tiles = -(-num_tokens // constants.store["tile_tokens"])
-        with self._on_device():
-            self._store_kernel[(tiles, self.spec.num_kv_heads)](
-                key,
-                value,
-                cache.k,
-                cache.v,
-                slot_mapping,
-                num_tokens,
-                *strides,
-                *cache_strides(cache, self.cache_spec),
-                self.spec.head_size // UNIT,
-                self.spec.v_head_size // UNIT,
-                constants.log2_block,
-                unit=unit,
-                convert=key.dtype != cache.k.dtype,
-                **constants.store,
-            )
+        if len(slot_mapping):
+            places = cache_places(cache, self.cache_spec)
+            self._store.write(key, value, cache, slot_mapping, places)
 
     def forward(
         self,
@@ -203,6 +197,8 @@ class TritonBackend(AttentionBackend):
             check_sinks_kind(sinks, self.spec)
         layout = self._layout(query, cache, out, lse)
         constants = self._constants
+        factor, cap = constants.scores
+        numbers = (factor * cache.k_scale, cap, cache.v_scale, *layout.numbers)
         tensors = (
             query,
             cache.k,
@@ -211,14 +207,14 @@ class TritonBackend(AttentionBackend):
             constants.no_lse if lse is None else lse,
             constants.no_sinks if sinks is None else sinks,
         )
-        with self._on_device():
+        with on_device(self.device):
             if plan.num_prefill_items:
                 self._prefill_kernel[(plan.num_prefill_items * self.spec.num_kv_heads,)](
                     *tensors,
                     constants.slopes,
                     plan.prefill_items,
                     plan.table,
-                    *layout.numbers,
+                    *numbers,
                     **layout.prefill,
                 )
             programs = self._decode_programs(plan)
@@ -231,7 +227,7 @@ class TritonBackend(AttentionBackend):
                     plan.partial_out,
                     plan.partial_sums,
                     plan.arrivals,
-                    *layout.numbers,
+                    *numbers,
                     plan.slot_rows,
                     **layout.decode,
                 )
@@ -271,32 +267,35 @@ class TritonBackend(AttentionBackend):
                 f"attention backend {self.name!r} was built for {dtype_name(spec.dtype)}, "
                 f"but query is {dtype_name(query.dtype)} and out {dtype_name(out.dtype)}"
             )
-        places = cache_strides(cache, self.cache_spec)
+        places = cache_places(cache, self.cache_spec)
         unit, strides = row_strides(query, out)
         lse_strides = (0, 0) if lse is None else (lse.stride(0), lse.stride(1))
         write_lse = int(lse is not None)
         numbers = (
-            *constants.scores,
             *strides,
             *lse_strides,
-            *places,
+            *places.strides,
             *constants.sizes,
             write_lse,
-            constants.log2_block,
+            places.log2_block,
         )
-        fixed = {"unit": unit, "one_layout": places[:3] == places[3:]}
+        fixed = {
+            "unit": unit,
+            "cache_unit": places.unit,
+            "one_layout": places.strides[:3] == places.strides[3:],
+        }
         return _Layout(
             numbers=numbers,
             prefill=constants.prefill | fixed,
             decode=constants.decode | fixed,
         )
 
-    def _on_device(self) -> AbstractContextManager[object]:
-        """Triton launches on the current device, whatever device its arguments are on."""
-        device = self.device
-        if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
-            return nullcontext()
-        return torch.cuda.device(device)
+
+def _too_old_for_fp8(device: torch.device) -> bool:
+    """Whether the device is a GPU that Triton does not compile the 8-bit dtype for."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability(device) < _FP8_CAPABILITY
 
 
 def _missing(device: torch.device) -> str | None:

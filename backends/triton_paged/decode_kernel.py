@@ -11,6 +11,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from .device_code import (
     LN_2,
     NUMBERS,
+    as_operand,
     finished_scores,
     index_of_block,
     log2_sum,
@@ -98,6 +99,7 @@ def decode_kernel(
     arrivals,
     factor,
     cap,
+    v_scale,
     query_token,
     query_head,
     out_token,
@@ -124,6 +126,7 @@ def decode_kernel(
     folded: tl.constexpr,
     one_layout: tl.constexpr,
     padded: tl.constexpr,
+    cache_unit: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_keys: tl.constexpr,
     block_size: tl.constexpr,
@@ -131,6 +134,7 @@ def decode_kernel(
     v_head_width: tl.constexpr,
     wide: tl.constexpr,
     has_sinks: tl.constexpr,
+    quantised: tl.constexpr,
     loads_at_once: tl.constexpr,
 ):
     """Items of one key/value head, one after the other; the grid is ``(programs * num_kv_heads,)``.
@@ -162,8 +166,8 @@ def decode_kernel(
     columns = tl.arange(0, tile_keys)
     dims = tl.arange(0, head_width)
     v_dims = tl.arange(0, v_head_width)
-    k_columns = k_cache + kv_head.to(tl.int64) * k_head * 8 + dims
-    v_columns = v_cache + kv_head.to(tl.int64) * v_head * 8 + v_dims
+    k_columns = k_cache + kv_head.to(tl.int64) * k_head * cache_unit + dims
+    v_columns = v_cache + kv_head.to(tl.int64) * v_head * cache_unit + v_dims
     k_inside = (dims < head_size * 8)[None, :]
     v_inside = (v_dims < v_head_size * 8)[None, :]
 
@@ -227,10 +231,9 @@ def decode_kernel(
             k_mask = seen[:, None]
             if padded:
                 k_mask = k_mask & k_inside
-            k_pointers = k_columns[None, :] + (k_rows.to(tl.int64) * 8)[:, None]
+            k_pointers = k_columns[None, :] + (k_rows.to(tl.int64) * cache_unit)[:, None]
             k = tl.load(k_pointers, mask=k_mask, other=0.0)
-            if wide:
-                k = widened(k)
+            k = as_operand(k, q.dtype, wide)
             products = tl.dot(q, tl.trans(k), input_precision="ieee")
             if not folded:
                 distance = position[:, None] - keys[None, :]
@@ -245,10 +248,9 @@ def decode_kernel(
             v_mask = seen[:, None]
             if padded:
                 v_mask = v_mask & v_inside
-            v_pointers = v_columns[None, :] + (v_rows.to(tl.int64) * 8)[:, None]
+            v_pointers = v_columns[None, :] + (v_rows.to(tl.int64) * cache_unit)[:, None]
             v = tl.load(v_pointers, mask=v_mask, other=0.0)
-            if wide:
-                v = widened(v)
+            v = as_operand(v, q.dtype, wide)
             chunk_acc = tl.dot(weights.to(v.dtype), v, chunk_acc, input_precision="ieee")
             left -= 1
             if left == 0:
@@ -307,9 +309,12 @@ def decode_kernel(
             if has_sinks:
                 sink = tl.load(sinks + heads, mask=owned, other=0.0)
                 total = with_sink(total, top, sink)
+            result = normalised(acc, total)
+            if quantised:
+                result *= v_scale
             out_pointers = out + (tokens_64 * out_token + heads * out_head)[:, None] * unit
             tl.store(
                 out_pointers + v_dims[None, :],
-                rounded(normalised(acc, total), out.dtype.element_ty, wide),
+                rounded(result, out.dtype.element_ty, wide),
                 mask=inside,
             )

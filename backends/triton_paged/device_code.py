@@ -3,9 +3,10 @@
 Softmax is computed in base 2: scores carry the factor ``log2(e)``, which costs nothing because it
 is folded into the scale, and ``exp2`` is what the hardware computes.
 
-In Triton's interpreter (numpy) arithmetic on bfloat16 is wrong, a conversion to it truncates, and
-conversions lose NaN and the smallest numbers. There, ``wide`` makes the kernels compute in float32,
-and ``widened`` and ``rounded`` convert by hand.
+In Triton's interpreter (numpy) arithmetic on bfloat16 is wrong, a conversion to it or to 8 bits
+truncates, and conversions lose NaN and the smallest numbers. There, ``wide`` makes the kernels
+compute in float32, and ``widened`` and ``rounded`` convert by hand. ``quantised`` does so
+everywhere: devices before compute capability 8.9 have no 8-bit floating point.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -23,6 +24,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 NUMBERS = [
     "factor",
     "cap",
+    "v_scale",
     "query_token",
     "query_head",
     "out_token",
@@ -133,9 +135,22 @@ def widened(x):
     """``x`` in float32, exactly, in the interpreter too (see above)."""
     if x.dtype == tl.bfloat16:
         result = (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    elif x.dtype == tl.float8e4nv:
+        bits = x.to(tl.uint8, bitcast=True).to(tl.int32)
+        size = bits & 0x7F
+        # The exponents are biased by 7 and by 127.
+        result = (size << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+        result = tl.where(size == 0x7F, float("nan"), tl.where(bits == size, result, -result))
     else:
         result = x.to(tl.float32)
     return result
+
+
+@triton.jit
+def as_operand(x, dtype: tl.constexpr, wide: tl.constexpr):
+    """Keys or values as the query's dtype, or in float32 if ``wide``; always exact: the cache has
+    the dtype, or 8 bits, which fit every dtype of a query."""
+    return widened(x) if wide else x.to(dtype)
 
 
 @triton.jit
@@ -149,6 +164,23 @@ def rounded(x, dtype: tl.constexpr, wide: tl.constexpr):
     else:
         result = x.to(dtype)
     return result
+
+
+@triton.jit
+def quantised(x, scale):
+    """``x / scale`` in float8_e4m3fn, as uint8: rounded to nearest, ties to even; the largest
+    number, 448, in place of a larger one; NaN stays NaN."""
+    x = tl.div_rn(x, scale)
+    x = tl.where(x > 448.0, 448.0, tl.where(x < -448.0, -448.0, x))
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    # 3 of 23 bits of the significand are kept; the exponents are biased by 7 and by 127.
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
+    # Multiples of 2**-9, which is the unit in the last place of 2**14.
+    small = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(size < 0x3C800000, small, normal)
+    code = tl.where(x == x, code, 0x7F)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
 @triton.jit

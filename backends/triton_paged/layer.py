@@ -30,7 +30,7 @@ _LEAST_WIDTH = 64
 _COMPILED_BLOCK_SIZE = 16
 
 #: Triton's default for this is not the same in all versions.
-_COMPILER_OPTIONS = {"enable_fp_fusion": True}
+COMPILER_OPTIONS = {"enable_fp_fusion": True}
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,7 @@ class LayerConstants:
         slopes: ALiBi slopes in base 2, ``[N]`` float32 on the device; 0 without.
         no_sinks: sinks of no weight, ``[N]``.
         no_lse: takes the place of an LSE that is not asked for.
-        log2_block: of the block size.
-        prefill, decode, store: what is compiled into the kernels, and launch options.
+        prefill, decode: what is compiled into the kernels, and launch options.
     """
 
     prefill_tiles: PrefillTiles
@@ -57,10 +56,8 @@ class LayerConstants:
     slopes: Tensor
     no_sinks: Tensor
     no_lse: Tensor
-    log2_block: int
     prefill: dict[str, Any]
     decode: dict[str, Any]
-    store: dict[str, Any]
 
 
 def layer_constants(
@@ -77,10 +74,12 @@ def layer_constants(
         options: tiles, if not the usual ones.
         interpreted: whether the kernels run in Triton's interpreter.
     """
-    wide = interpreted or spec.dtype != cache.dtype
-    width = _width(spec.head_size)
-    v_width = _width(spec.v_head_size)
-    exact = torch.float32 if spec.dtype != cache.dtype else spec.dtype
+    quantised = cache.dtype.itemsize == 1
+    mixed = spec.dtype != cache.dtype and not quantised
+    wide = interpreted or mixed
+    width = kernel_width(spec.head_size)
+    v_width = kernel_width(spec.v_head_size)
+    exact = torch.float32 if mixed else spec.dtype
     larger = max(width, v_width)
     rows = decode_rows(spec.group_size, larger, exact)
     prefill = options.prefill or prefill_tiles(larger, exact)
@@ -88,13 +87,16 @@ def layer_constants(
     cap, slopes = spec.logits_soft_cap, spec.alibi_slopes
     log2_e = math.log2(math.e)
     doubles = torch.tensor(slopes or (0.0,) * spec.num_heads, dtype=torch.float64) * log2_e
-    widths = {"head_width": width, "v_head_width": v_width, "wide": wide}
     block_size = cache.block_size
-    shared = widths | {
+    shared = {
+        "head_width": width,
+        "v_head_width": v_width,
+        "wide": wide,
         "folded": cap is None and slopes is None and spec.scale > 0,
         "padded": (width, v_width) != (spec.head_size, spec.v_head_size),
         "block_size": block_size if block_size == _COMPILED_BLOCK_SIZE else 0,
         "has_sinks": spec.sinks,
+        "quantised": quantised,
     }
     thread_elements = rows * v_width // (32 * decode.num_warps)
     return LayerConstants(
@@ -117,7 +119,6 @@ def layer_constants(
         slopes=doubles.to(torch.float32).to(device),
         no_sinks=torch.full((spec.num_heads,), -torch.inf, device=device),
         no_lse=torch.zeros(1, device=device),
-        log2_block=block_size.bit_length() - 1,
         prefill=shared
         | _launch_options(prefill)
         | {
@@ -132,7 +133,6 @@ def layer_constants(
             "tile_keys": decode.keys,
             "loads_at_once": 4 if thread_elements <= 16 and not interpreted else 1,
         },
-        store=widths | _COMPILER_OPTIONS | {"tile_tokens": 4, "num_warps": 1},
     )
 
 
@@ -171,7 +171,8 @@ def group_reciprocal(group_size: int) -> int:
     return (1 << 16) // group_size + 1
 
 
-def _width(head_size: int) -> int:
+def kernel_width(head_size: int) -> int:
+    """The width that the kernels are compiled for, at least the head size."""
     return max(_LEAST_WIDTH, _power_of_two(head_size))
 
 
@@ -182,7 +183,7 @@ def _power_of_two(size: int) -> int:
 
 def _launch_options(tiles: PrefillTiles | DecodeTiles) -> dict[str, int]:
     """How the compiler is to build a kernel for these tiles."""
-    options = _COMPILER_OPTIONS | {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    options = COMPILER_OPTIONS | {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
     if tiles.max_registers is not None:
         options["maxnreg"] = tiles.max_registers
     return options

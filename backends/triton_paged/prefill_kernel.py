@@ -11,6 +11,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from .device_code import (
     LN_2,
     NUMBERS,
+    as_operand,
     finished_scores,
     index_of_block,
     log2_sum,
@@ -38,6 +39,7 @@ def _walk(
     folded: tl.constexpr,
     one_layout: tl.constexpr,
     padded: tl.constexpr,
+    cache_unit: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_keys: tl.constexpr,
     block_size: tl.constexpr,
@@ -81,8 +83,8 @@ def _walk(
         pages = tl.load(
             table + index_of_block(tile + 1, columns, tile_keys, block_size, log2_block)
         )
-        k_pointers = k_columns[None, :] + (k_rows.to(tl.int64) * 8)[:, None]
-        v_pointers = v_columns[None, :] + (v_rows.to(tl.int64) * 8)[:, None]
+        k_pointers = k_columns[None, :] + (k_rows.to(tl.int64) * cache_unit)[:, None]
+        v_pointers = v_columns[None, :] + (v_rows.to(tl.int64) * cache_unit)[:, None]
         seen = keys < end_key
         if windowed:
             seen &= keys >= first_key
@@ -93,8 +95,7 @@ def _walk(
             k = tl.load(k_pointers, mask=k_inside, other=0.0)
         else:
             k = tl.load(k_pointers)
-        if wide:
-            k = widened(k)
+        k = as_operand(k, q.dtype, wide)
         products = tl.dot(q, tl.trans(k), input_precision="ieee")
         if not folded:
             distance = position[:, None] - keys[None, :]
@@ -114,8 +115,7 @@ def _walk(
             v = tl.load(v_pointers, mask=v_inside, other=0.0)
         else:
             v = tl.load(v_pointers)
-        if wide:
-            v = widened(v)
+        v = as_operand(v, q.dtype, wide)
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     return acc, top, total, pages
 
@@ -142,6 +142,7 @@ def prefill_kernel(
     table,
     factor,
     cap,
+    v_scale,
     query_token,
     query_head,
     out_token,
@@ -168,6 +169,7 @@ def prefill_kernel(
     folded: tl.constexpr,
     one_layout: tl.constexpr,
     padded: tl.constexpr,
+    cache_unit: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_keys: tl.constexpr,
     block_size: tl.constexpr,
@@ -175,6 +177,7 @@ def prefill_kernel(
     v_head_width: tl.constexpr,
     wide: tl.constexpr,
     has_sinks: tl.constexpr,
+    quantised: tl.constexpr,
 ):
     """One row tile of one sequence and key/value head; the grid is ``(items * num_kv_heads,)``.
 
@@ -184,16 +187,18 @@ def prefill_kernel(
     Args:
         items: ``[items, 8]``, see ``planning``: first query row, query rows, tokens, first table
             entry, token and head of the first row of the tile, first tile of keys.
-        factor, cap: as in ``finished_scores``.
+        factor, cap: as in ``finished_scores``; the scale of the keys is part of the factor.
+        v_scale: see ``KVCache``.
         folded: whether the factor is positive and all there is, so that it need not be applied
             before the softmax.
         query_token ... out_head: strides in units of ``unit`` elements.
-        k_block ... v_head: strides in units of 8 elements.
+        k_block ... v_head: strides in units of ``cache_unit`` elements.
         reciprocal: of the group size, see ``tokens_of``.
         head_size, v_head_size: in units of 8 elements.
         padded: whether a width, a power of two, is larger than the size.
         log2_block, block_size: see ``index_of_block``.
         one_layout: whether the strides of the keys are those of the values.
+        quantised: whether the cache is one of 8 bits.
     """
     program = tl.program_id(0)
     item = items + (program // num_kv_heads) * 8
@@ -253,8 +258,8 @@ def prefill_kernel(
     visible = (first_position, item, reciprocal, causal, seq_len, first_key, end_key, window)
     cache = (
         pages_of,
-        k_cache + kv_head.to(tl.int64) * k_head * 8,
-        v_cache + kv_head.to(tl.int64) * v_head * 8,
+        k_cache + kv_head.to(tl.int64) * k_head * cache_unit,
+        v_cache + kv_head.to(tl.int64) * v_head * cache_unit,
         k_block,
         k_token,
         v_block,
@@ -278,6 +283,7 @@ def prefill_kernel(
             folded,
             one_layout,
             padded,
+            cache_unit,
             tile_rows,
             tile_keys,
             block_size,
@@ -299,6 +305,7 @@ def prefill_kernel(
         folded,
         one_layout,
         padded,
+        cache_unit,
         tile_rows,
         tile_keys,
         block_size,
@@ -319,6 +326,7 @@ def prefill_kernel(
         folded,
         one_layout,
         padded,
+        cache_unit,
         tile_rows,
         tile_keys,
         block_size,
@@ -339,6 +347,8 @@ def prefill_kernel(
         sink = tl.load(sinks + heads, mask=owned, other=0.0)
         total = with_sink(total, top, sink)
     result = normalised(acc, total)
+    if quantised:
+        result *= v_scale
     v_dims = tl.arange(0, v_head_width)
     out_pointers = out + (tokens_64 * out_token + heads * out_head)[:, None] * unit
     out_mask = owned[:, None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from ...core.attention import AttentionSpec, KVCache, KVCacheSpec, dtype_name
@@ -9,6 +11,21 @@ from .layer import UNIT
 
 # Places in a cache are counted in units, in 32 bits.
 _MOST_UNITS = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class CachePlaces:
+    """Where the slots of a cache are, as the kernels want it.
+
+    Attributes:
+        unit: elements that the strides count; a power of two that tells how they are aligned.
+        strides: of blocks, tokens and heads of the keys, and then of the values.
+        log2_block: of the tokens of a block.
+    """
+
+    unit: int
+    strides: tuple[int, ...]
+    log2_block: int
 
 
 def check_sinks_kind(sinks: Tensor, spec: AttentionSpec) -> None:
@@ -28,8 +45,8 @@ def check_sinks_kind(sinks: Tensor, spec: AttentionSpec) -> None:
         )
 
 
-def cache_strides(cache: KVCache, spec: KVCacheSpec) -> tuple[int, ...]:
-    """Strides of blocks, tokens and heads of the keys and then of the values, in ``UNIT``s.
+def cache_places(cache: KVCache, spec: KVCacheSpec) -> CachePlaces:
+    """Where the slots of a cache are, in units of 16 bytes or of ``UNIT`` elements.
 
     Raises:
         ValueError: a tensor has another dtype, shape or order than was promised, or is too large.
@@ -52,8 +69,13 @@ def cache_strides(cache: KVCache, spec: KVCacheSpec) -> tuple[int, ...]:
                 f"the backend addresses at most {_MOST_UNITS * UNIT} elements of a cache tensor, "
                 f"not {shape[0]} blocks of {block}"
             )
-        result += [block // UNIT, token // UNIT, head // UNIT]
-    return tuple(result)
+        result += [block, token, head]
+    wide = 2 * UNIT
+    sizes = (*result, spec.head_size, spec.v_head_size)
+    fits = spec.dtype.itemsize == 1 and not any(number % wide for number in sizes)
+    unit = wide if fits else UNIT
+    strides = tuple(number // unit for number in result)
+    return CachePlaces(unit, strides, spec.block_size.bit_length() - 1)
 
 
 def row_strides(first: Tensor, second: Tensor) -> tuple[int, tuple[int, ...]]:

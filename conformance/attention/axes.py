@@ -71,7 +71,7 @@ class Axes:
 
     Attributes:
         dtype, kv_dtype: dtypes of query and cache.
-        different_kv_dtype: whether they may differ.
+        different_kv_dtype: whether they may differ where the cache has 16 bits or more.
         head_size, group_size, block_size: sizes.
         v_head_size: sizes of a value head where it may differ, else empty.
         causal, sliding_window, logits_soft_cap, alibi, sinks: whether the feature is off, on.
@@ -119,7 +119,11 @@ class Axes:
             alibi=switch(capabilities.alibi),
             sinks=switch(capabilities.sinks),
             batch=BATCH_KINDS if capabilities.mixed_batches else BATCH_KINDS[:3],
-            distribution=DISTRIBUTIONS,
+            distribution=tuple(
+                name
+                for name in DISTRIBUTIONS
+                if name != "far_below_zero" or capabilities.lowest_score is None
+            ),
             scale=replace(scale, max_seq_len=max(scale.max_seq_len, 2 * min(block_sizes) + 2)),
         )
 

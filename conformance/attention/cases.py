@@ -56,6 +56,7 @@ class AttentionCase:
     Attributes:
         spec: the layer.
         kv_dtype: dtype of the cache.
+        k_scale, v_scale: of the cache; 1 unless it has 8 bits.
         block_size: tokens of a block.
         sequences: the batch.
         spare_blocks: blocks of the cache that nobody has.
@@ -65,7 +66,7 @@ class AttentionCase:
         padding_rows: rows of query and output behind the last query.
         unstored_every: every so many-th new token has slot -1; 0 is none.
         fused: whether query, key and value are slices of one projection (strided rows).
-        distribution: of the numbers; one of ``generate.DISTRIBUTIONS``.
+        distribution: of the numbers; one of ``generate.DISTRIBUTIONS``, or ``generate.EDGES``.
         seed: of all random numbers.
     """
 
@@ -82,6 +83,8 @@ class AttentionCase:
     fused: bool = False
     distribution: str = "normal"
     seed: int = 0
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
     @property
     def num_tokens(self) -> int:
@@ -95,6 +98,11 @@ class AttentionCase:
             + (f", v_head_size {spec.v_head_size}" if spec.v_head_size != spec.head_size else "")
             + f", {dtype_name(spec.dtype)}"
             + (f", cache {dtype_name(self.kv_dtype)}" if self.kv_dtype != spec.dtype else "")
+            + (
+                f" with k_scale {self.k_scale:g} and v_scale {self.v_scale:g}"
+                if self.kv_dtype.itemsize == 1
+                else ""
+            )
             + f", block_size {self.block_size}, scale {spec.scale:.6g}",
             ", ".join(
                 ["causal" if spec.causal else "not causal"]
@@ -129,8 +137,8 @@ class CaseData:
         cache_spec, batch: what the backend is given.
         cache: holds all keys and values of the batch, garbage elsewhere.
         query: ``[T + padding_rows, N, H]``.
-        key, value: what the cache holds for the new tokens: ``[T, K, H]`` and ``[T, K, Hv]``, in
-            ``spec.dtype``.
+        key, value: what the cache holds for the new tokens, before it was rounded to the dtype of
+            the cache: ``[T, K, H]`` and ``[T, K, Hv]``, in ``spec.dtype``.
         sinks: ``[N]`` float32, or None.
         table: block table before any law changed it, ``[S, max_blocks]``, int32, cpu.
     """
@@ -191,6 +199,8 @@ def build(case: AttentionCase, layout: KVLayout, device: torch.device) -> CaseDa
         spec.head_size,
         spec.v_head_size,
         sequences,
+        case.k_scale,
+        case.v_scale,
     )
     new_slots = torch.cat(
         [torch.zeros(0, dtype=torch.int64)]
@@ -209,9 +219,9 @@ def build(case: AttentionCase, layout: KVLayout, device: torch.device) -> CaseDa
         spec.v_head_size,
         case.kv_dtype,
     )
-    cache = allocate_kv_cache(cache_spec, layout, device)
-    cache.k.copy_(keys.view(cache.k.shape))
-    cache.v.copy_(values.view(cache.v.shape))
+    cache = allocate_kv_cache(cache_spec, layout, device, case.k_scale, case.v_scale)
+    for tensor, numbers, scale in ((cache.k, keys, case.k_scale), (cache.v, values, case.v_scale)):
+        tensor.copy_(generate.quantised(numbers, case.kv_dtype, scale).view(tensor.shape))
     if case.unstored_every:
         new_slots[:: case.unstored_every] = -1
     data = CaseData(
@@ -257,11 +267,13 @@ def spoil(cache: KVCache, slots: Tensor, seed: int, size: float) -> None:
     """Put numbers of about ``size`` into the slots where ``slots``, ``[P * B]`` bool, is true."""
     chosen = slots.view(cache.k.shape[:2]).to(cache.k.device)
     for number, tensor in enumerate((cache.k, cache.v)):
+        stored = generate.as_bytes(tensor)
         if math.isfinite(size):
-            garbage = generate.garbage_like(tensor[chosen].cpu(), seed + number, size)
-            tensor[chosen] = garbage.to(tensor.device)
+            like = stored[chosen].view(tensor.dtype).cpu()
+            garbage = generate.garbage_like(like, seed + number, size)
         else:
-            tensor[chosen] = size
+            garbage = torch.full((), size).to(tensor.dtype)
+        stored[chosen] = generate.as_bytes(garbage).to(tensor.device)
 
 
 def unseen_slots(data: CaseData) -> Tensor:

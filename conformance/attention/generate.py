@@ -11,6 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+#: A distribution for what is written only, since it holds infinity and NaN: numbers half way
+#: between two that a cache of 8 bits can hold, beyond its largest ones, and signed zeros.
+EDGES = "edges"
+_EDGE_NUMBERS = (
+    *(448.0, 449.0, 463.0, 464.0, 465.0, 480.0, 6e4, torch.inf, torch.nan, 0.0),
+    *(2.0**-6, 2.0**-9, 2.0**-10, 1.001 * 2.0**-10, 3 * 2.0**-10, 15 * 2.0**-10, 2.0**-12),
+    *(1.0625, 1.1875, 1.0626, 17.0, 19.0, 23.0, 31.0, 248.0, 432.0, 3.3),
+)
 #: Names of the distributions that queries, keys and values are drawn from.
 DISTRIBUTIONS = (
     "normal",
@@ -84,15 +92,18 @@ def draw(
     head_size: int,
     v_head_size: int,
     sequences: Sequence[Tensor],
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Query rows, what stands in every slot of the cache, and sinks.
 
     Args:
-        distribution: one of ``DISTRIBUTIONS``.
+        distribution: one of ``DISTRIBUTIONS``, or ``EDGES``.
         seed: of all random numbers.
         dtype, kv_dtype: of the query and of the cache; the latter tells what is denormal.
         num_rows, num_heads, num_slots, num_kv_heads, head_size, v_head_size: sizes.
         sequences: slots of each sequence's tokens, as ``slots_of`` tells.
+        k_scale, v_scale: what is an edge of a cache of 8 bits is one times these.
 
     Returns:
         query ``[num_rows, N, H]`` in its dtype; keys ``[num_slots, K, H]`` and values
@@ -131,9 +142,41 @@ def draw(
     elif distribution == "far_below_zero":
         # Every score is below -10,000: a number that looks like minus infinity is not.
         query, keys = 100 + query, -100 + keys
+    elif distribution == EDGES:
+        keys, values = k_scale * _edges(keys, seed), v_scale * _edges(values, seed + 1)
     elif distribution != "normal":
         raise ValueError(f"distribution={distribution!r} is none of {', '.join(DISTRIBUTIONS)}")
     return query.to(dtype), keys, values, sinks
+
+
+def _edges(like: Tensor, seed: int) -> Tensor:
+    """The edge numbers over and over, of both signs, in the shape of ``like``."""
+    numbers = torch.tensor(_EDGE_NUMBERS, dtype=torch.float64)
+    both = torch.cat([numbers, -numbers])
+    return both[(torch.arange(like.numel()) + seed) % len(both)].view(like.shape)
+
+
+def quantised(tensor: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """Numbers as a cache holds them that stands for its contents times ``scale``.
+
+    Rounded to nearest, ties to even. In 8 bits ``number / scale``, computed in float32, and the
+    largest number in place of a larger one; NaN stays NaN.
+    """
+    if dtype.itemsize > 1:
+        return tensor.to(dtype)
+    largest = torch.finfo(dtype).max
+    divisor = torch.tensor(scale, dtype=torch.float32, device=tensor.device)
+    return (tensor.to(torch.float32) / divisor).clamp(-largest, largest).to(dtype)
+
+
+def dequantised(stored: Tensor, scale: float) -> Tensor:
+    """What numbers of a cache stand for: float64 from 8 bits, else the numbers themselves."""
+    return stored.double() * scale if stored.dtype.itemsize == 1 else stored
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The same memory, as bytes if it has a dtype of 8 bits, for which torch lacks operations."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 def garbage_like(cache: Tensor, seed: int, size: float) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from ...core.attention import AttentionBackend, Capabilities, KVCache
 from ...core.errors import UnsupportedError
 from .cases import AttentionCase, CaseData, batch_of, spoil, unseen_slots
+from .generate import as_bytes
 from .laws import BitwiseLaw, Law
 from .oracle import write_kv_oracle
 from .subject import UNTOUCHED, LawViolation, Result, Subject, attend, same_bits
@@ -32,8 +33,9 @@ class BlockPermutation(BitwiseLaw):
         generator = torch.Generator().manual_seed(case.seed + 1)
         order = torch.randperm(num_blocks, generator=generator)
         moved = _copy(data.cache)
-        moved.k[order.to(subject.device)] = data.cache.k
-        moved.v[order.to(subject.device)] = data.cache.v
+        places = order.to(subject.device)
+        as_bytes(moved.k)[places] = as_bytes(data.cache.k)
+        as_bytes(moved.v)[places] = as_bytes(data.cache.v)
         table = data.table.clone()
         for row, shape in zip(table, case.sequences, strict=True):
             used = shape.num_blocks(case.block_size)
@@ -66,6 +68,10 @@ class NonfiniteSlots(BitwiseLaw):
         return None if capabilities.nonfinite_safe else "nonfinite_safe is not declared"
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
+        if case.kv_dtype.itemsize == 1:
+            # No infinity has 8 bits.
+            largest = torch.finfo(case.kv_dtype).max
+            return _spoiled(self, subject, case, (torch.nan, 100 * largest))
         return _spoiled(self, subject, case, (torch.nan, torch.inf, -torch.inf))
 
 
@@ -221,15 +227,21 @@ def _other_steps(data: CaseData) -> list[CaseData]:
 class Layers(BitwiseLaw):
     """One plan and one instance serve all layers: nothing of the first one is kept.
 
-    Neither its query nor its cache; not by ``plan``, not by ``forward``, not by ``write_kv``.
+    Neither its query nor its cache, nor the scales of that; not by ``plan``, not by ``forward``,
+    not by ``write_kv``.
     """
 
     name = "layers"
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
         first = subject.build(case)
-        other = subject.build(replace(case, seed=case.seed + 1))
-        second = replace(first, query=other.query, cache=other.cache, sinks=other.sinks)
+        scaled = case
+        if case.kv_dtype.itemsize == 1:
+            scaled = replace(case, k_scale=1.7 * case.k_scale, v_scale=0.6 * case.v_scale)
+        other = subject.build(replace(scaled, seed=case.seed + 1))
+        second = replace(
+            first, case=scaled, query=other.query, cache=other.cache, sinks=other.sinks
+        )
         instance = subject.instance(first)
         plan = instance.plan(first.batch)
         attend(instance, first, plan=plan)
@@ -306,15 +318,16 @@ class CacheStrides(BitwiseLaw):
 def _with_gaps(cache: KVCache) -> KVCache:
     """The same blocks, each followed by a block of other numbers."""
 
-    def spread(tensor: torch.Tensor) -> torch.Tensor:
+    def spread(given: torch.Tensor) -> torch.Tensor:
+        tensor = as_bytes(given)
         both = torch.stack([tensor, tensor.flip(0) + 1], dim=1)
         # ``stack`` packs by the logical order; the physical one is that of the cache.
         order = sorted(range(1, 4), key=tensor.stride, reverse=True)
         back = [0, *(1 + order.index(dim) for dim in range(1, 4))]
         physical = both.permute(0, 1, *(1 + dim for dim in order)).contiguous()
-        return physical[:, 0].permute(*back)
+        return physical[:, 0].permute(*back).view(given.dtype)
 
-    return KVCache(k=spread(cache.k), v=spread(cache.v))
+    return replace(cache, k=spread(cache.k), v=spread(cache.v))
 
 
 class PlanInto(BitwiseLaw):
@@ -374,7 +387,7 @@ def _replayed(instance: AttentionBackend, earlier: CaseData, data: CaseData) -> 
 
 def _copy(cache: KVCache) -> KVCache:
     """The same contents and strides in other memory."""
-    return KVCache(k=cache.k.clone(), v=cache.v.clone())
+    return replace(cache, k=cache.k.clone(), v=cache.v.clone())
 
 
 BITWISE_LAWS: tuple[Law, ...] = (

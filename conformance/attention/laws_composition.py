@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.attention import AttentionBackend, KVCache
 from .cases import AttentionCase, CaseData, SequenceShape, batch_of
-from .generate import slots_of
+from .generate import as_bytes, slots_of
 from .laws import Law
 from .subject import Result, Subject, attend, check_meaning
 
@@ -122,9 +122,9 @@ def _spare(data: CaseData) -> Tensor:
 def _other_contents(data: CaseData) -> KVCache:
     """A cache of the same strides with the contents of its slots reversed: nothing is there yet."""
     k, v = torch.empty_like(data.cache.k), torch.empty_like(data.cache.v)
-    k.copy_(data.cache.k.flip(0, 1))
-    v.copy_(data.cache.v.flip(0, 1))
-    return KVCache(k=k, v=v)
+    as_bytes(k).copy_(as_bytes(data.cache.k).flip(0, 1))
+    as_bytes(v).copy_(as_bytes(data.cache.v).flip(0, 1))
+    return replace(data.cache, k=k, v=v)
 
 
 def _shifted(data: CaseData) -> CaseData:

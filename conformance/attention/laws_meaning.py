@@ -8,7 +8,7 @@ import torch
 
 from ...core.attention import AttentionSpec, Capabilities, KVCache, KVCacheSpec, allocate_kv_cache
 from .cases import AttentionCase, SequenceShape, batch_of, expect
-from .generate import slots_of
+from .generate import quantised, slots_of
 from .laws import Kind, Law, NotTried
 from .oracle import attention_with_bounds
 from .subject import (
@@ -146,7 +146,7 @@ class LargeAddresses(Law):
                 if not share_of_bound(out, exact, bound) <= 1:
                     raise LawViolation(describe("the output", out, exact, bound))
             near = cache.k[table[0].long().to(subject.device)].reshape(-1, num_kv_heads, head_size)
-            if not same_bits(near[:num_tokens], key.to(case.kv_dtype)):
+            if not same_bits(near[:num_tokens], quantised(key, case.kv_dtype, 1.0)):
                 raise LawViolation(
                     f"keys written to blocks {first_block} to {first_block + num_blocks - 1} of "
                     f"{per_block} elements each are not there"

@@ -7,6 +7,7 @@ code is shared with any backend.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from ...core.attention import AttentionBatch, AttentionSpec, KVCache
 from ...core.attention_checks import check_sinks
 from . import truth
-from .generate import slots_of
+from .generate import as_bytes, dequantised, quantised, slots_of
 
 #: Scores that are held at a time.
 _MAX_SCORES = 1 << 23
@@ -73,16 +74,18 @@ def attention_with_bounds(
         nothing(rows, num_heads),
     )
     starts = batch.query_start_loc_cpu.tolist()
-    block_size = cache.k.shape[1]
+    block_size, kv_dtype = cache.k.shape[1], cache.k.dtype
     for index, num_keys in enumerate(batch.seq_lens_cpu.tolist()):
         first, end = starts[index], starts[index + 1]
         slots = slots_of(batch.block_table_cpu[index], num_keys, block_size).to(cache.k.device)
-        keys = cache.k[slots // block_size, slots % block_size].to(query.device)
-        values = cache.v[slots // block_size, slots % block_size].to(query.device)
+        keys, values = (
+            dequantised(_read(stored, slots), scale).to(query.device)
+            for stored, scale in ((cache.k, cache.k_scale), (cache.v, cache.v_scale))
+        )
         step = max(1, _MAX_SCORES // max(1, num_keys * num_heads))
         for start in range(first, end, step):
             stop = min(start + step, end)
-            parts = _attend(spec, query[start:stop], end - stop, keys, values, sinks)
+            parts = _attend(spec, query[start:stop], end - stop, keys, values, kv_dtype, sinks)
             for tensor, part in zip(whole, parts, strict=True):
                 tensor[start:stop] = part
     return whole
@@ -100,13 +103,21 @@ def write_kv_oracle(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Te
     Returns:
         A copy of the cache with the tokens stored, in the same physical order.
     """
-    after = KVCache(k=cache.k.clone(), v=cache.v.clone())
+    after = replace(cache, k=cache.k.clone(), v=cache.v.clone())
     block_size = cache.k.shape[1]
+    new = quantised(key, cache.k.dtype, cache.k_scale)
+    new_value = quantised(value, cache.v.dtype, cache.v_scale)
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot != -1:
-            after.k[slot // block_size, slot % block_size] = key[token].to(cache.k.dtype)
-            after.v[slot // block_size, slot % block_size] = value[token].to(cache.v.dtype)
+            after.k[slot // block_size, slot % block_size] = new[token]
+            after.v[slot // block_size, slot % block_size] = new_value[token]
     return after
+
+
+def _read(stored: Tensor, slots: Tensor) -> Tensor:
+    """What one half of the cache holds in some slots: ``[s, K, H or Hv]``."""
+    block_size = stored.shape[1]
+    return as_bytes(stored)[slots // block_size, slots % block_size].view(stored.dtype)
 
 
 def _attend(
@@ -115,6 +126,7 @@ def _attend(
     rows_after: int,
     keys: Tensor,
     values: Tensor,
+    kv_dtype: torch.dtype,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Some rows of a sequence, with ``rows_after`` more rows behind them."""
@@ -130,5 +142,5 @@ def _attend(
         alibi_slopes=spec.alibi_slopes,
         sinks=sinks,
     )
-    bounds = truth.error_bounds(exact, spec.dtype, keys.dtype, spec.head_size, spec.logits_soft_cap)
+    bounds = truth.error_bounds(exact, spec.dtype, kv_dtype, spec.head_size, spec.logits_soft_cap)
     return exact.out, exact.lse, *bounds

@@ -95,7 +95,7 @@ class PlainBackend(AttentionBackend):
         return Capabilities(
             device_types=frozenset({"cpu", "cuda"}),
             dtypes=_DTYPES,
-            kv_dtypes=_DTYPES,
+            kv_dtypes=_DTYPES | {torch.float8_e4m3fn},
             different_kv_dtype=True,
             different_v_head_size=True,
             non_causal=True,
@@ -142,8 +142,8 @@ class PlainBackend(AttentionBackend):
         """See the contract."""
         rows = self.stored_rows(slot_mapping)
         slots = slot_mapping[rows]
-        self.store_tokens(cache.k, slots, key[rows])
-        self.store_tokens(cache.v, slots, value[rows])
+        self.store_tokens(cache.k, slots, self.to_store(key[rows], cache.k.dtype, cache.k_scale))
+        self.store_tokens(cache.v, slots, self.to_store(value[rows], cache.v.dtype, cache.v_scale))
 
     def stored_rows(self, slot_mapping: Tensor) -> Tensor:
         """The rows of key and value that are stored: int64."""
@@ -153,6 +153,22 @@ class PlainBackend(AttentionBackend):
         """Put ``tokens``, ``[s, K, H or Hv]``, into ``slots``, ``[s]``, of keys or values."""
         blocks, offsets = self.place(slots)
         stored[blocks, offsets] = tokens.to(stored.dtype)
+
+    def to_store(self, tokens: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+        """``tokens`` as what is left is to round them to a cache of this dtype: for 8 bits in
+        float32, divided by the scale and limited to what the dtype holds."""
+        if dtype.itemsize > 1:
+            return tokens
+        return self.limited(self.divided(tokens.to(torch.float32), scale), dtype)
+
+    def divided(self, tokens: Tensor, scale: float) -> Tensor:
+        """float32 tokens over the scale of a cache."""
+        return tokens / torch.full((), scale, dtype=torch.float32, device=tokens.device)
+
+    def limited(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """float32 tokens within what a dtype of 8 bits holds; NaN stays NaN."""
+        largest = torch.finfo(dtype).max
+        return tokens.clamp(-largest, largest)
 
     def place(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Block and offset of each slot."""
@@ -251,8 +267,9 @@ class PlainBackend(AttentionBackend):
         if not len(keys_at):
             return self.nothing_seen(rows)
         rows_at = self.row_positions(layer, sequence)
-        keys = self.gather(cache.k, sequence, keys_at)
-        values = self.gather(cache.v, sequence, keys_at)
+        k_scale, v_scale = self.cache_scales(cache, sequence)
+        keys = self.gather(cache.k, sequence, keys_at) * k_scale
+        values = self.gather(cache.v, sequence, keys_at) * v_scale
         scores = self.scores(layer, rows, keys)
         scores = self.soft_cap(layer, scores)
         scores = self.alibi(layer, scores, rows_at, keys_at)
@@ -275,10 +292,14 @@ class PlainBackend(AttentionBackend):
             lse=rows.new_full((num_heads, num_rows), -math.inf),
         )
 
+    def cache_scales(self, cache: KVCache, sequence: PlannedSequence) -> tuple[float, float]:
+        """What the numbers of the cache are multiplied by: keys, values."""
+        return cache.k_scale, cache.v_scale
+
     def gather(self, stored: Tensor, sequence: PlannedSequence, keys_at: Tensor) -> Tensor:
         """Keys or values at some positions, for each query head: ``[n, N, H or Hv]``."""
         blocks, offsets = self.key_places(sequence, keys_at)
-        tokens = self.read_tokens(stored, blocks, offsets).to(self.arithmetic_dtype())
+        tokens = self.read_tokens(stored, blocks, offsets)
         return tokens.index_select(1, self.kv_heads())
 
     def key_places(self, sequence: PlannedSequence, keys_at: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,8 +308,9 @@ class PlainBackend(AttentionBackend):
         return sequence.block_ids[keys_at // block_size], keys_at % block_size
 
     def read_tokens(self, stored: Tensor, blocks: Tensor, offsets: Tensor) -> Tensor:
-        """What one half of the cache holds at some places: ``[n, K, H or Hv]``."""
-        return stored[blocks, offsets]
+        """What one half of the cache holds at some places, in the dtype of the arithmetic:
+        ``[n, K, H or Hv]``."""
+        return stored[blocks, offsets].to(self.arithmetic_dtype())
 
     def kv_heads(self) -> Tensor:
         """The key/value head that each query head reads: ``[N]``, int64."""

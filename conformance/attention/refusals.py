@@ -19,9 +19,16 @@ from ...core.errors import UnsupportedError
 from .axes import SCALES, Axes
 from .cases import AttentionCase
 from .laws import Law
+from .strategies import directed_cases, plain_case
 from .subject import LawViolation, Subject
 
-_ALL_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_ALL_DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+)
 
 
 @dataclass(frozen=True)
@@ -83,8 +90,22 @@ class Refusals(Law):
         pairs = (requests[0].together(other) for other in requests[1:])
         for request in [*requests, *[pair for pair in pairs if pair is not None][:1]]:
             self._check_refused(subject, case, request)
+        self._check_combinations(subject)
         self._check_device(subject, case)
         return 0.0
+
+    def _check_combinations(self, subject: Subject) -> None:
+        """What ``unsupported`` names, though each part of it is declared, is refused."""
+        for case in directed_cases(Axes.of(subject.capabilities, SCALES["small"])):
+            if not subject.refuses(case):
+                continue
+            try:
+                subject.construct(*_nothing_special().applied(case))
+            except UnsupportedError:
+                continue
+            raise LawViolation(
+                f"unsupported() names reasons against {case.spec}, but the constructor accepts it"
+            )
 
     def _check_refused(self, subject: Subject, case: AttentionCase, request: Request) -> None:
         try:
@@ -130,14 +151,21 @@ class Declared(Law):
 
     def check(self, subject: Subject, case: AttentionCase) -> float:
         capabilities = subject.capabilities
-        for request in declared(capabilities, Axes.of(capabilities, SCALES["small"]), case):
+        axes = Axes.of(capabilities, SCALES["small"])
+        # Of all that is declared, whatever the run was narrowed to.
+        plain = plain_case(axes)
+        for request in declared(capabilities, axes, plain):
             try:
-                subject.construct(*request.applied(case))
+                subject.construct(*request.applied(plain))
             except UnsupportedError as refusal:
                 raise LawViolation(
                     f"{request.axis}={request.value} is declared, but refused: {refusal}"
                 ) from None
         return 0.0
+
+
+def _nothing_special() -> Request:
+    return Request("", "", {}, {}, ())
 
 
 def undeclared(capabilities: Capabilities, case: AttentionCase) -> Iterator[Request]:
@@ -163,7 +191,8 @@ def undeclared(capabilities: Capabilities, case: AttentionCase) -> Iterator[Requ
         if dtype not in capabilities.kv_dtypes:
             yield Request("kv_dtype", name, {}, {"dtype": dtype}, ("kv_cache_dtype", name))
     if not capabilities.different_kv_dtype:
-        for dtype in sorted(capabilities.kv_dtypes - {spec.dtype}, key=dtype_name):
+        wide = {dtype for dtype in capabilities.kv_dtypes if dtype.itemsize > 1}
+        for dtype in sorted(wide - {spec.dtype}, key=dtype_name):
             name = dtype_name(dtype)
             yield Request("kv_dtype", name, {}, {"dtype": dtype}, ("kv_cache_dtype", name))
     for name, (word, changes) in _features(spec).items():
@@ -186,7 +215,9 @@ def declared(capabilities: Capabilities, axes: Axes, case: AttentionCase) -> Ite
     for dtype in axes.dtype:
         of_cache = {} if capabilities.different_kv_dtype else {"dtype": dtype}
         yield Request("dtype", dtype_name(dtype), {"dtype": dtype}, of_cache, ())
-    for dtype in axes.kv_dtype if capabilities.different_kv_dtype else ():
+    for dtype in axes.kv_dtype:
+        if dtype.itemsize > 1 and not capabilities.different_kv_dtype:
+            continue
         yield Request("kv_dtype", dtype_name(dtype), {}, {"dtype": dtype}, ())
     for name, (_, changes) in _features(spec).items():
         if getattr(capabilities, name):

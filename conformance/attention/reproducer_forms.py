@@ -42,6 +42,8 @@ def expected(inputs: Inputs) -> dict[str, Output]:
         sliding_window=sliding_window,
         logits_soft_cap=logits_soft_cap,
         alibi_slopes=alibi_slopes,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
 
 
@@ -154,11 +156,13 @@ def kernel(key, value, k_cache, v_cache, slot_mapping) -> Any:
     '''
 def expected(inputs: Inputs) -> dict[str, Output]:
     """Every named slot holds its token, every other byte what it was; slot -1 is no slot."""
+    key = quantised(inputs.key, kv_dtype, k_scale)
+    value = quantised(inputs.value, kv_dtype, v_scale)
     for token, slot in enumerate(inputs.slot_mapping.tolist()):
         if slot >= 0:
             block, offset = divmod(slot, block_size)
-            inputs.k_cache[block, offset] = inputs.key[token].to(kv_dtype)
-            inputs.v_cache[block, offset] = inputs.value[token].to(kv_dtype)
+            inputs.k_cache[block, offset] = key[token]
+            inputs.v_cache[block, offset] = value[token]
     return tensors(inputs)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .generate import garbage_like, slots_of
+from .generate import as_bytes, dequantised, garbage_like, slots_of
 from .truth import attend, error_bounds
 
 
@@ -86,7 +86,9 @@ def spoil(inputs: Inputs, sliding_window: int | None, seed: int, size: float) ->
             seen = slots_of(row, length, block_size)[first:]
             unseen[seen // block_size, seen % block_size] = False
     for number, cache in enumerate((inputs.k_cache, inputs.v_cache)):
-        cache[unseen] = garbage_like(cache[unseen], seed + number, size)
+        stored = as_bytes(cache)
+        garbage = garbage_like(stored[unseen].view(cache.dtype), seed + number, size)
+        stored[unseen] = as_bytes(garbage)
     return inputs
 
 
@@ -99,13 +101,14 @@ def permute_blocks(inputs: Inputs, seed: int) -> Inputs:
         used = -(-length // block_size)
         row[:used] = order[row[:used].long()].to(torch.int32)
     k_cache, v_cache = inputs.k_cache.clone(), inputs.v_cache.clone()
-    k_cache[order], v_cache[order] = inputs.k_cache, inputs.v_cache
+    as_bytes(k_cache)[order] = as_bytes(inputs.k_cache)
+    as_bytes(v_cache)[order] = as_bytes(inputs.v_cache)
     return inputs._replace(k_cache=k_cache, v_cache=v_cache, block_table=table)
 
 
 def set_slots(cache: Tensor, slots: Tensor, values: Tensor) -> None:
     """Store ``values``, ``[s, K, H or Hv]``, in some slots of one half of the cache."""
-    cache[slots // cache.shape[1], slots % cache.shape[1]] = values
+    as_bytes(cache)[slots // cache.shape[1], slots % cache.shape[1]] = as_bytes(values)
 
 
 def only_sequence(inputs: Inputs, index: int) -> Inputs:
@@ -166,19 +169,22 @@ def definition(
     sliding_window: int | None,
     logits_soft_cap: float | None,
     alibi_slopes: tuple[float, ...] | None,
+    k_scale: float,
+    v_scale: float,
 ) -> dict[str, Output]:
     """Output and LSE of all query rows in float64, and how far rounding may take a kernel."""
     head_size = inputs.query.shape[2]
     heads, v_size = inputs.query.shape[1], inputs.v_cache.shape[3]
-    block_size = inputs.k_cache.shape[1]
+    block_size, kv_dtype = inputs.k_cache.shape[1], inputs.k_cache.dtype
     empty = torch.zeros((0, heads), dtype=torch.float64)
     nothing = torch.zeros((0, heads, v_size), dtype=torch.float64)
     parts = [(nothing, empty, nothing, empty)]
     for index, num_keys in enumerate(inputs.seq_lens.tolist()):
         start, end = inputs.query_start_loc[index : index + 2].tolist()
         slots = slots_of(inputs.block_table[index], num_keys, block_size)
-        keys = inputs.k_cache[slots // block_size, slots % block_size]
-        values = inputs.v_cache[slots // block_size, slots % block_size]
+        places = (slots // block_size, slots % block_size)
+        keys = dequantised(inputs.k_cache[places], k_scale)
+        values = dequantised(inputs.v_cache[places], v_scale)
         # Of a long prompt a run of rows at a time; without causality every row sees the same keys.
         step = max(1, (1 << 23) // max(1, num_keys * heads)) if causal else max(1, end - start)
         for first in range(start, end, step):
@@ -195,7 +201,7 @@ def definition(
                 alibi_slopes=alibi_slopes,
                 sinks=inputs.sinks,
             )
-            bounds = error_bounds(exact, rows.dtype, keys.dtype, head_size, logits_soft_cap)
+            bounds = error_bounds(exact, rows.dtype, kv_dtype, head_size, logits_soft_cap)
             parts.append((exact.out, exact.lse, *bounds))
     out, lse, out_bound, lse_bound = (torch.cat(part) for part in zip(*parts, strict=True))
     return {"out": whole(out, out_bound), "lse": whole(lse, lse_bound)}
@@ -267,8 +273,11 @@ def _by_head(tensor: Tensor) -> Tensor:
 
 
 def _other_bits(one: Tensor, other: Tensor) -> Tensor:
-    """Which elements are not the same bits."""
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+    """Which elements are not the same bits; of NaN in 8 bits, only a sign, either will do."""
+    if one.element_size() == 1:
+        both_nan = one.double().isnan() & other.double().isnan()
+        return ~both_nan & (as_bytes(one) != as_bytes(other.to(one.dtype)))
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
     return one.contiguous().view(kind) != other.to(one.dtype).contiguous().view(kind)
 
 

@@ -89,7 +89,7 @@ def _record_forward(law: Law, subject: Subject, data: CaseData, result: Result) 
         if data.case.fused and not source.edits:
             # With equal inputs, strides are what is left to differ.
             edits = ("inputs = fused_rows(inputs)",)
-            source = replace(source, case=replace(data.case, fused=False), edits=edits)
+            source = replace(source, case=replace(source.case, fused=False), edits=edits)
             record = replace(record, source=source)
         with suppress(Exception):  # a file with less in it is better than none
             first = _first_run(subject, source.case, result)

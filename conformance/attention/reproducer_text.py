@@ -58,15 +58,18 @@ def make_inputs() -> Inputs:
         head_size,
         v_head_size,
         slots,
+        k_scale,
+        v_scale,
     )
+    k_stored, v_stored = quantised(keys, kv_dtype, k_scale), quantised(values, kv_dtype, v_scale)
     new_slots = [
         newest_slots(some, new) for some, (_, new, _) in zip(slots, sequences, strict=True)
     ]
     slot_mapping = torch.cat([torch.zeros(0, dtype=torch.int64), *new_slots])
     inputs = Inputs(
         query=query,
-        k_cache=keys.reshape(num_blocks, block_size, num_kv_heads, head_size).to(kv_dtype),
-        v_cache=values.reshape(num_blocks, block_size, num_kv_heads, v_head_size).to(kv_dtype),
+        k_cache=k_stored.reshape(num_blocks, block_size, num_kv_heads, head_size),
+        v_cache=v_stored.reshape(num_blocks, block_size, num_kv_heads, v_head_size),
         block_table=block_table,
         seq_lens=torch.tensor(lengths, dtype=torch.int32),
         query_start_loc=query_lens.cumsum(0).to(torch.int32),
@@ -110,6 +113,9 @@ class Source:
                 assignment("scale", spec.scale),
                 assignment("dtype", spec.dtype),
                 assignment("kv_dtype", case.kv_dtype),
+                "# In a cache of 8 bits a number x stands for x * scale; else these are 1.",
+                assignment("k_scale", case.k_scale),
+                assignment("v_scale", case.v_scale),
                 assignment("causal", spec.causal),
                 assignment("sliding_window", spec.sliding_window),
                 assignment("logits_soft_cap", spec.logits_soft_cap),

@@ -56,6 +56,7 @@ class Search:
     Attributes:
         examples: cases tried, not counting those of shrinking.
         max_error: largest error as a share of its bound.
+        worst: the case that had it; None if no error was measured.
         case: the smallest failing case; None while all hold.
         violation: what it shows.
         flaky: whether a case failed once and then did not.
@@ -63,6 +64,7 @@ class Search:
 
     examples: int = 0
     max_error: float = 0.0
+    worst: AttentionCase | None = None
     case: AttentionCase | None = None
     violation: Exception | SystemExit | None = None
     flaky: bool = False
@@ -82,7 +84,9 @@ class Search:
         if not self.failed:
             self.examples += 1
         try:
-            self.max_error = max(self.max_error, law.check(subject, case))
+            error = law.check(subject, case)
+            if error > self.max_error:
+                self.max_error, self.worst = error, case
         except NotTried:
             raise
         except (Exception, SystemExit) as violation:
@@ -142,7 +146,7 @@ def search(
     """
     found = Search()
     with _few_threads(axes):
-        for case in _fitting(law, first, axes):
+        for case in _fitting(law, subject, first, axes):
             try:
                 found.attempt(law, subject, case)
             except (Exception, SystemExit):
@@ -159,7 +163,9 @@ def search(
     return found
 
 
-def _fitting(law: Law, candidates: Iterable[AttentionCase], axes: Axes) -> Iterator[AttentionCase]:
+def _fitting(
+    law: Law, subject: Subject, candidates: Iterable[AttentionCase], axes: Axes
+) -> Iterator[AttentionCase]:
     """The cases that a law can be tried on, as it needs them, each once."""
     kind = law.kind_for("mixed" in axes.batch)
     tried = set()
@@ -169,7 +175,7 @@ def _fitting(law: Law, candidates: Iterable[AttentionCase], axes: Axes) -> Itera
             continue
         if kind == "decode" and any(shape.query_len != 1 for shape in fitted.sequences):
             continue
-        if fitted not in tried:
+        if fitted not in tried and not subject.refuses(fitted):
             tried.add(fitted)
             yield fitted
 
@@ -202,6 +208,7 @@ def _random_cases(
 
     def attempt(case: AttentionCase) -> None:
         case = law.fit(case)
+        hypothesis.assume(not subject.refuses(case))
         if found.shrunk_enough:
             # Hypothesis tries the smallest case once more before it ends.
             if case == found.case and found.violation is not None:

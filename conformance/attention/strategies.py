@@ -20,6 +20,8 @@ from .laws import Kind
 
 #: Sequences of a mixed batch; an idle one has no new token in this step.
 _MIXED = ("decode", "chunk", "prefill", "decode", "chunk", "prefill", "idle")
+#: Scales of a cache of 8 bits: none, any, powers of two.
+_SCALES = (1.0, 0.37, 3.1, 0.25, 4.0)
 #: What a block table holds where nothing may be read.
 TABLE_GARBAGE = (-1, 2**31 - 1, 0, -(2**31))
 
@@ -29,9 +31,13 @@ def cases(draw: st.DrawFn, axes: Axes, kind: Kind) -> AttentionCase:
     """Any case that the axes allow and a law of this kind can use."""
     spec = draw(specs(axes))
     block_size = draw(st.sampled_from(axes.block_size))
+    kv_dtype = draw(_kv_dtypes(axes, spec))
+    scales = st.sampled_from(_SCALES if kv_dtype.itemsize == 1 else _SCALES[:1])
     return AttentionCase(
         spec=spec,
-        kv_dtype=draw(_kv_dtypes(axes, spec)),
+        kv_dtype=kv_dtype,
+        k_scale=draw(scales),
+        v_scale=draw(scales),
         block_size=block_size,
         sequences=draw(batches(axes, kind, block_size, spec.sliding_window)),
         spare_blocks=draw(st.integers(1, 4)),
@@ -94,7 +100,7 @@ def _switch(values: tuple[bool, ...]) -> st.SearchStrategy[bool]:
 
 def _kv_dtypes(axes: Axes, spec: AttentionSpec) -> st.SearchStrategy[torch.dtype]:
     same = [dtype for dtype in axes.kv_dtype if dtype == spec.dtype]
-    others = axes.kv_dtype if axes.different_kv_dtype else ()
+    others = [dtype for dtype in axes.kv_dtype if axes.different_kv_dtype or dtype.itemsize == 1]
     return st.sampled_from([*same, *same, *same, *others])
 
 
@@ -196,10 +202,14 @@ def directed_cases(axes: Axes) -> Iterator[AttentionCase]:
     """Fixed cases for every value of every axis, so that none is left to chance."""
     for axis in _DIRECTED_AXES:
         for value in getattr(axes, axis):
-            if axis == "kv_dtype" and not (axes.different_kv_dtype or value in axes.dtype):
+            if axis == "kv_dtype" and not _goes_with_some_query(axes, value):
                 continue
             narrow: dict[str, Any] = {axis: (value,)}
-            yield plain_case(replace(axes, **narrow))
+            case = plain_case(replace(axes, **narrow))
+            yield case
+            if case.kv_dtype != case.spec.dtype and "large" in axes.distribution:
+                # Scores so large that it shows if keys of another dtype are rounded to the query's.
+                yield replace(case, distribution="large")
     if True in axes.sliding_window:
         windowed = plain_case(replace(axes, sliding_window=(True,)))
         yield replace(windowed, spec=replace(windowed.spec, sliding_window=1))
@@ -230,12 +240,20 @@ def directed_cases(axes: Axes) -> Iterator[AttentionCase]:
         yield replace(plain, sequences=many)
 
 
+def _goes_with_some_query(axes: Axes, kv_dtype: torch.dtype) -> bool:
+    return axes.different_kv_dtype or kv_dtype in axes.dtype or kv_dtype.itemsize == 1
+
+
 def _pairs_of_features(axes: Axes) -> Iterator[AttentionCase]:
-    """Every two features together, and all of them."""
+    """Every two features together, and all of them, with a cache of 8 bits too."""
     on = [name for name in _FEATURES if getattr(axes, name)[-1:] == (_FEATURES[name],)]
     for names in [*combinations(on, 2), tuple(on)]:
         narrow: dict[str, Any] = {name: (_FEATURES[name],) for name in names}
         yield plain_case(replace(axes, **narrow))
+    for dtype in axes.kv_dtype:
+        if dtype.itemsize == 1 and on:
+            narrow = {name: (_FEATURES[name],) for name in on}
+            yield plain_case(replace(axes, kv_dtype=(dtype,), **narrow))
 
 
 def _value_head_sizes(axes: Axes) -> Iterator[AttentionCase]:
@@ -273,6 +291,9 @@ def few_cases(axes: Axes) -> Iterator[AttentionCase]:
     """A plain case for every kind of batch, and an empty one: every law is tried on these."""
     for kind in axes.batch:
         yield plain_case(replace(axes, batch=(kind,)))
+    for dtype in axes.kv_dtype:
+        if dtype.itemsize == 1:
+            yield plain_case(replace(axes, kv_dtype=(dtype,)))
     # With no columns in its block table.
     yield replace(plain_case(axes), sequences=(), extra_columns=0)
 
@@ -303,9 +324,13 @@ def plain_case(axes: Axes) -> AttentionCase:
     if axes.scale.long_seq_lens:
         longest = max(longest, block_size + 1)
     lengths = (min(max(block_size + 1, 4), longest), min(max(2 * block_size, 6), longest), 3)
+    kv_dtype = dtype if dtype in axes.kv_dtype else axes.kv_dtype[0]
+    k_scale, v_scale = (0.37, 3.1) if kv_dtype.itemsize == 1 else (1.0, 1.0)
     return AttentionCase(
         spec=spec,
-        kv_dtype=dtype if dtype in axes.kv_dtype else axes.kv_dtype[0],
+        kv_dtype=kv_dtype,
+        k_scale=k_scale,
+        v_scale=v_scale,
         block_size=block_size,
         sequences=tuple(
             SequenceShape(length, min(count, length))

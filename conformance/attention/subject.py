@@ -49,6 +49,22 @@ class Subject:
         """A new instance."""
         return self.backend(spec, cache_spec, self.device, self.options)
 
+    def refuses(self, case: AttentionCase) -> bool:
+        """Whether the backend says that it cannot serve the layer of a case.
+
+        What the axes allow is declared; but a backend may refuse some of it together.
+        """
+        spec, blocks = case.spec, 4
+        cache = KVCacheSpec(
+            blocks,
+            case.block_size,
+            spec.num_kv_heads,
+            spec.head_size,
+            spec.v_head_size,
+            case.kv_dtype,
+        )
+        return bool(self.backend.unsupported(spec, cache, self.device))
+
     def instance(self, data: CaseData) -> AttentionBackend:
         """A new instance for a case."""
         return self.construct(data.spec, data.cache_spec)

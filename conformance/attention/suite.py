@@ -252,6 +252,9 @@ class SuiteRun:
             first=first_cases(law, axes),
             seen=seen,
         )
+        if self.subject.device.type == "cuda":
+            # Processes that share a device would keep the memory of their largest case.
+            torch.cuda.empty_cache()
         return self._result(law, variant, found, time.perf_counter() - started)
 
     def uncovered_by_directed_cases(self) -> tuple[str, ...]:
@@ -266,7 +269,14 @@ class SuiteRun:
         measured = found.max_error if found.max_error > 0 else None
         if not found.failed or found.case is None or found.violation is None:
             return PropertyResult(
-                law.name, law.title(), variant, Status.PASSED, found.examples, measured, seconds
+                law=law.name,
+                title=law.title(),
+                variant=variant,
+                status=Status.PASSED,
+                examples=found.examples,
+                max_error=measured,
+                seconds=seconds,
+                worst_case="" if found.worst is None else str(found.worst),
             )
         reason, reproducer = _reason(found), ""
         try:

@@ -143,7 +143,8 @@ def error_bounds(
 
     The derivation is in ``docs/conformance.md``; in short: scores and sums are kept in float32
     (float64 for float64), 16-bit weights may be rounded to 16 bits before they meet the values, and
-    the result is rounded once. Errors of a sum of ``n`` terms count as ``min(n, 6 sqrt(n))`` units
+    the result is rounded once, and once more for each factor that it may be multiplied by
+    afterwards. Errors of a sum of ``n`` terms count as ``min(n, 6 sqrt(n))`` units
     (https://doi.org/10.1137/18M1226312), those of matrix units that truncate as ``n / 8`` more.
 
     Args:
@@ -157,11 +158,17 @@ def error_bounds(
         Bounds for ``out`` (``[R, N, Hv]``) and ``lse`` (``[R, N]``), float64. Both are 0 in a row
         that sees no key: its result is exact.
     """
+    # Numbers of 8 bits fit every dtype of a query, so that the arithmetic is that of its own dtype.
+    # They are multiplied by a scale that is rounded itself, or scores and results are.
+    scaling = 2 if kv_dtype.itemsize == 1 else 0
+    kv_dtype = dtype if kv_dtype.itemsize == 1 else kv_dtype
     halves = (torch.float16, torch.bfloat16)
     has_halves = dtype in halves or kv_dtype in halves
     # In float64 the truth is no more precise than the result.
     unit = 2.0**-52 if dtype == torch.float64 else 2.0**-24
-    own_unit = torch.finfo(dtype).eps / 2
+    # Sinks and the scale of 8-bit values may be a factor of a result that has been rounded.
+    roundings = 1 + (truth.sinks is not None) + (scaling > 0)
+    own_unit = roundings * torch.finfo(dtype).eps / 2
     weight_unit = max(torch.finfo(one).eps / 2 for one in (dtype, kv_dtype)) if has_halves else 0.0
     if has_halves and dtype != kv_dtype:
         weight_unit *= 2
@@ -180,13 +187,13 @@ def error_bounds(
     if truth.sinks is not None:
         largest = torch.maximum(largest, truth.sinks.expand_as(largest))
 
-    score_errors = (summation(head_size) + 4) * truth.magnitudes
+    score_errors = (summation(head_size) + 4 + scaling) * truth.magnitudes
     if logits_soft_cap is not None:
         score_errors = score_errors + 16 * logits_soft_cap
     score_errors = score_errors + 4 * (truth.biases + scores.abs() + largest.abs()[..., None])
     score_errors = torch.where(seen, unit * score_errors, 0.0)
     growth = torch.expm1(score_errors)
-    relative = growth + 8 * unit + weight_unit
+    relative = growth + (8 + scaling) * unit + weight_unit
     summed = summation(num_keys) * unit
 
     weighted = truth.weights * relative
@@ -199,7 +206,7 @@ def error_bounds(
     out_bound = from_values + truth.out.abs() * from_total[..., None]
     # The denominator is off by a factor of 1 - from_total at worst. Whatever the weights are, the
     # result is a mean of the values.
-    mean_bound = 2 * plain.amax(dim=0) * (1 + summed + 8 * unit + weight_unit)
+    mean_bound = 2 * plain.amax(dim=0) * (1 + summed + (8 + scaling) * unit + weight_unit)
     denominator = (1 - from_total)[..., None]
     out_bound = torch.where(denominator > 0.5, out_bound / denominator, mean_bound)
     out_bound = torch.minimum(out_bound, mean_bound)
@@ -214,7 +221,7 @@ def error_bounds(
     seen_values = torch.einsum("rnj,jnh->rnh", seen.double(), plain)
     out_bound = out_bound + smallest_weight * seen_values / total[..., None]
     out_bound = out_bound + num_keys * smallest
-    out_bound = out_bound + (2.0**-24 if dtype == torch.float16 else smallest)
+    out_bound = out_bound + (roundings * 2.0**-24 if dtype == torch.float16 else smallest)
 
     shares = torch.exp(truth.scores - torch.where(blind, 0.0, truth.lse)[..., None])
     lse_unit = 2.0**-24

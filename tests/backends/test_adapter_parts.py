@@ -15,6 +15,7 @@ from jackfield.backends._batch_parts import blind_rows, split_by_query_len, take
 from jackfield.backends._library import Library
 from jackfield.backends._lse import apply_sinks, blank_rows
 from jackfield.backends._packed_keys import pack_keys
+from jackfield.backends.triton_paged.store import by_token_places
 from jackfield.core.attention import AttentionBatch
 from jackfield.core.errors import UnsupportedError
 
@@ -138,3 +139,12 @@ def test_a_library_without_an_extra_is_installed_by_its_own_name() -> None:
     assert Library("swift", "swift", None, "2.1", "3").missing(CPU) == (
         "swift is not installed; install it with: pip install 'swift>=2.1,<3'"
     )
+
+
+def test_blocks_of_one_token_may_have_gaps_between_them() -> None:
+    """A view by token hides where blocks end; what it cannot hide is how far apart tokens are."""
+    wide = torch.zeros(6, 1, 2, 16)
+    keys, values = wide[::2].flatten(0, 1), wide[::3].flatten(0, 1)
+    places = by_token_places(keys, values)
+    in_elements = [stride * places.unit for stride in places.strides]
+    assert in_elements == [64, 0, 16, 96, 0, 16]

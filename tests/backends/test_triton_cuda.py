@@ -178,7 +178,7 @@ def compiled_kernels(backend: TritonBackend) -> int:
     functions = (
         backend._prefill_kernel,
         backend._decode_kernel,
-        backend._store_kernel,
+        backend._store._kernel,
     )
     return sum(
         len(entry[0] if isinstance(entry, tuple) else entry)

@@ -43,7 +43,7 @@ from jackfield.conformance.attention.plain_backend import PlainBackend, PlannedS
 from jackfield.conformance.attention.refusals import Refusals
 from jackfield.conformance.attention.reproducer import reproducer_name, write_reproducer
 from jackfield.conformance.attention.reproducer_record import record_violation
-from jackfield.conformance.attention.subject import LawViolation, Subject
+from jackfield.conformance.attention.subject import LawViolation, Subject, same_bits
 from jackfield.core.attention import (
     AttentionBatch,
     AttentionPlan,
@@ -85,8 +85,8 @@ RIGHT_FORWARD = """
             int(block_table[s, j // block_size]) * block_size + j % block_size for j in range(n)
         ]
         group = num_heads // num_kv_heads
-        keys = k_cache.flatten(0, 1)[slots].double().repeat_interleave(group, dim=1)
-        values = v_cache.flatten(0, 1)[slots].double().repeat_interleave(group, dim=1)
+        keys = k_cache.flatten(0, 1)[slots].double().repeat_interleave(group, dim=1) * k_scale
+        values = v_cache.flatten(0, 1)[slots].double().repeat_interleave(group, dim=1) * v_scale
         for row in range(first, end):
             p = n - end + row
             seen = [j for j in range(n) if j <= p or not causal]
@@ -107,6 +107,9 @@ RIGHT_FORWARD = """
 """
 
 RIGHT_WRITE = """
+    if kv_dtype == torch.float8_e4m3fn:
+        key = (key.float() / torch.tensor(k_scale)).clamp(-448, 448)
+        value = (value.float() / torch.tensor(v_scale)).clamp(-448, 448)
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot != -1:
             k_cache[slot // block_size, slot % block_size] = key[token].to(kv_dtype)
@@ -199,6 +202,11 @@ class UnseenMatters(Nudged):
         return not bool(cache.v.abs().max() < 1e20)
 
 
+class LargestMatters(Nudged):
+    def nudged(self, query: Tensor, cache: KVCache, sequences: tuple[PlannedSequence, ...]) -> bool:
+        return not bool((cache.v.float().abs() < 448).all())
+
+
 class PaddingMatters(Nudged):
     def nudged(self, query: Tensor, cache: KVCache, sequences: tuple[PlannedSequence, ...]) -> bool:
         return len(query) > sequences[-1].end_row
@@ -245,6 +253,13 @@ class NeighbourWritten(PlainBackend):
     def store_tokens(self, stored: Tensor, slots: Tensor, tokens: Tensor) -> None:
         super().store_tokens(stored, slots, tokens)
         stored[0, 0] = 1
+
+
+class NotSaturated(PlainBackend):
+    name = "not saturated"
+
+    def limited(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.where(tokens.abs() > 464, torch.nan, tokens)
 
 
 class PaddingWritten(PlainBackend):
@@ -323,6 +338,8 @@ ODD = replace(
     fused=True,
 )
 HALF = replace(ODD, spec=replace(SPEC, dtype=torch.float16), kv_dtype=torch.bfloat16)
+EIGHT = replace(ODD, kv_dtype=torch.float8_e4m3fn, k_scale=0.37, v_scale=3.1, seed=6)
+EIGHT_OF_HALF = replace(EIGHT, spec=replace(SPEC, dtype=torch.bfloat16))
 DECODE = replace(CASE, sequences=(SequenceShape(9, 1), SequenceShape(6, 1)))
 LONG = replace(CASE, sequences=(SequenceShape(300, 150), SequenceShape(20, 20)))
 NON_CAUSAL = replace(CASE, spec=replace(SPEC, causal=False, sliding_window=6))
@@ -342,6 +359,8 @@ EXAMPLES: Mapping[str, Example] = {
     "meaning": Example(Meaning(), RowMissesItself),
     "meaning_odd": Example(Meaning(), RowMissesItself, ODD),
     "meaning_half": Example(Meaning(), RowMissesItself, HALF),
+    "meaning_eight_bits": Example(Meaning(), RowMissesItself, EIGHT),
+    "meaning_eight_bits_of_half": Example(Meaning(), RowMissesItself, EIGHT_OF_HALF),
     "meaning_heads_first": Example(Meaning(), HeadsFirst),
     "meaning_long": Example(Meaning(), LastTokenOfBlockLost, LONG),
     "meaning_non_causal": Example(Meaning(), LastTokenOfBlockLost, NON_CAUSAL),
@@ -351,6 +370,12 @@ EXAMPLES: Mapping[str, Example] = {
     "block_permutation": Example(BlockPermutation(), PlacesMatter),
     "unseen_slots": Example(UnseenSlots(), UnseenMatters, ODD),
     "nonfinite_slots": Example(NonfiniteSlots(), UnseenMatters),
+    "unseen_slots_eight_bits": Example(UnseenSlots(), LargestMatters, EIGHT),
+    "nonfinite_slots_eight_bits": Example(NonfiniteSlots(), LargestMatters, EIGHT),
+    "block_permutation_eight_bits": Example(
+        BlockPermutation(), PlacesMatter, replace(EIGHT, seed=3)
+    ),
+    "layers_eight_bits": Example(Layers(), HistoryMatters, EIGHT),
     "table_tail": Example(TableTail(), TableWidthMatters),
     "padding_rows": Example(PaddingRows(), PaddingMatters),
     "strided_rows": Example(StridedRows(), StridesMatter),
@@ -363,6 +388,7 @@ EXAMPLES: Mapping[str, Example] = {
     "fork": Example(Fork(), LastTokenOfBlockLost),
     "write_kv": Example(WriteKv(), NeighbourWritten),
     "write_kv_odd": Example(WriteKv(), NeighbourWritten, ODD),
+    "write_kv_eight_bits": Example(WriteKv(), NotSaturated, EIGHT),
     "nothing_else_padding": Example(NothingElse(), PaddingWritten),
     "nothing_else_cache": Example(NothingElse(), CacheWritten, ODD),
     "nothing_else_unwritten": Example(NothingElse(), Unwritten),
@@ -567,7 +593,7 @@ def test_inputs_are_those_of_the_suite(name: str) -> None:
         (made.key, data.key),
         (made.value, data.value),
     ):
-        assert torch.equal(tensor, right)
+        assert same_bits(tensor, right)
         assert tensor.stride() == right.stride()
 
 

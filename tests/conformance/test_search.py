@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from support.odd_backends import (
     FlakyBackend,
     InterruptedBackend,
     NarrowBackend,
+    NeverBothBackend,
+    SaysNoButBuildsBackend,
     WrongBackend,
 )
 
@@ -21,8 +24,10 @@ from jackfield.conformance.attention.axes import SCALES, Axes
 from jackfield.conformance.attention.cases import AttentionCase
 from jackfield.conformance.attention.laws import Law
 from jackfield.conformance.attention.laws_meaning import Meaning
+from jackfield.conformance.attention.plain_backend import PlainBackend
+from jackfield.conformance.attention.refusals import Refusals
 from jackfield.conformance.attention.search import Search, search
-from jackfield.conformance.attention.strategies import plain_case
+from jackfield.conformance.attention.strategies import directed_cases, plain_case
 from jackfield.conformance.attention.subject import LawViolation, Subject
 from jackfield.conformance.attention.suite import SuiteOptions, SuiteRun, run_suite
 from jackfield.conformance.results import Report, Status
@@ -175,3 +180,53 @@ def test_cases_of_a_slow_backend_are_tiny_and_still_have_several_blocks(
     assert run.profile.scale == "tiny"
     assert run.options.scale is None
     assert run.axes.scale.max_heads == SCALES["tiny"].max_heads
+
+
+class SeesEveryFeature(AlwaysTrue):
+    """Remembers what it was tried on."""
+
+    seen: ClassVar[list[AttentionCase]] = []
+
+    def check(self, subject: Subject, case: AttentionCase) -> float:
+        self.seen.append(case)
+        return 0.0
+
+
+def test_what_a_backend_refuses_together_is_not_tried_and_what_it_does_alone_is() -> None:
+    subject = Subject(NeverBothBackend, torch.device("cpu"))
+    axes = Axes.of(subject.capabilities, SCALES["tiny"])
+    SeesEveryFeature.seen.clear()
+    search(
+        SeesEveryFeature(),
+        subject,
+        axes,
+        examples=100,
+        seconds=60.0,
+        seed=0,
+        first=directed_cases(axes),
+    )
+    found = {
+        (case.spec.sliding_window is not None, case.spec.alibi_slopes is not None)
+        for case in SeesEveryFeature.seen
+    }
+    assert found == {(False, False), (True, False), (False, True)}
+
+
+def test_a_combination_that_is_refused_in_words_only_is_a_failure() -> None:
+    law = Refusals()
+    for backend, honest in ((NeverBothBackend, True), (SaysNoButBuildsBackend, False)):
+        subject = Subject(backend, torch.device("cpu"))
+        case = plain_case(Axes.of(subject.capabilities, SCALES["tiny"]))
+        if honest:
+            assert law.check(subject, case) == 0.0
+        else:
+            with pytest.raises(LawViolation, match="names reasons against"):
+                law.check(subject, case)
+
+
+def test_the_case_with_the_largest_error_is_remembered() -> None:
+    subject = Subject(PlainBackend, torch.device("cpu"))
+    axes = Axes.of(subject.capabilities, SCALES["tiny"])
+    found = search(Meaning(), subject, axes, examples=20, seconds=60.0, seed=0)
+    assert found.worst is not None
+    assert Meaning().check(subject, found.worst) == found.max_error

@@ -23,7 +23,7 @@ from jackfield.core.block_manager import (
 )
 from jackfield.core.request import Request
 from jackfield.core.sampling_params import SamplingParams
-from jackfield.core.scheduler import ScheduledRequest, StepPlan
+from jackfield.core.scheduler import KVMove, MoveKind, ScheduledRequest, StepPlan
 
 MAX_LEN = 24
 CPU = torch.device("cpu")
@@ -43,10 +43,14 @@ class ScriptedManager(BlockManager):
         self.num_reads += 1
         return np.array(self.tables[request_id], np.int32)
 
-    def can_allocate(self, token_ids: object, num_tokens: int) -> AllocationStatus:
+    def can_allocate(
+        self, token_ids: object, num_tokens: int, *, salt: str = ""
+    ) -> AllocationStatus:
         raise NotImplementedError
 
-    def allocate(self, request_id: str, token_ids: object, num_tokens: int) -> Allocation | None:
+    def allocate(
+        self, request_id: str, token_ids: object, num_tokens: int, *, salt: str = ""
+    ) -> Allocation | None:
         raise NotImplementedError
 
     def append(self, request_id: str, num_tokens: int) -> tuple[BlockCopy, ...] | None:
@@ -140,7 +144,8 @@ def test_assembly(world: World, padding: int) -> None:
 
 
 def _decode(step: int, computed: int, copies: tuple[BlockCopy, ...] = ()) -> StepPlan:
-    return StepPlan(step, (ScheduledRequest("a", computed, 1, True),), copies=copies)
+    moves = (KVMove(MoveKind.COPY, copies),) if copies else ()
+    return StepPlan(step, (ScheduledRequest("a", computed, 1, True),), moves=moves)
 
 
 def test_tables_are_read_when_they_grow_or_move() -> None:
@@ -190,3 +195,16 @@ def test_faults_of_other_parts_are_named() -> None:
     unknown = StepPlan(0, (ScheduledRequest("x", 0, 3, True),))
     with pytest.raises(RuntimeError, match="planned 'x', which is no live request"):
         assembler.assemble(unknown, {"a": request}.get, manager)
+
+
+def test_tokens_that_are_in_the_cache_already_get_no_slot() -> None:
+    requests = {
+        name: Request(name, [5, 6, 7], SamplingParams(), 0.0, 0, MAX_LEN) for name in ("a", "b")
+    }
+    manager = ScriptedManager({"a": [9, 4], "b": [9, 4]}, block_size=2)
+    assembler = BatchAssembler(2, MAX_LEN, 2, CPU)
+    items = (ScheduledRequest("a", 2, 1, True, writes=False), ScheduledRequest("b", 1, 2, True))
+    inputs = assembler.assemble(StepPlan(0, items), requests.get, manager)
+    assert inputs.attention.slot_mapping.tolist() == [-1, 9 * 2 + 1, 4 * 2]
+    assert inputs.input_ids.tolist() == [7, 6, 7]
+    assert inputs.attention.seq_lens.tolist() == [3, 3]

@@ -1,242 +1,45 @@
-"""The default block manager against a model of dicts (behaviours B1, B2, B5 to B9, B15, B24)."""
+"""Examples of block managers that share blocks: growing, freeing, forks, swapping, lookahead."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from jackfield.core.block_manager import (
-    Allocation,
     AllocationStatus,
+    BlockCopy,
     BlockManagerConfig,
     BlockUsage,
 )
-from jackfield.core.errors import ConfigError, UnsupportedError
-from jackfield.core.paged_block_manager import PagedBlockManager
+from jackfield.core.block_managers.paged import PagedBlockManager
+from jackfield.core.block_managers.radix import RadixBlockManager
+from jackfield.core.block_managers.sharing import SharingBlockManager
+from jackfield.core.errors import ConfigError
+from jackfield.core.options import NoOptions
 
-IDS = st.sampled_from(["a", "b", "c", "d"])
-
-
-def build(num_blocks: int, block_size: int, watermark: float = 0.0) -> PagedBlockManager:
-    return PagedBlockManager(BlockManagerConfig(num_blocks, block_size, 1000, watermark))
-
-
-def blocks_for(num_tokens: int, block_size: int) -> int:
-    return -(-num_tokens // block_size)
+MANAGERS = [PagedBlockManager, RadixBlockManager]
 
 
-class BlockManagerMachine(RuleBasedStateMachine):
-    """Operations in any order on a tiny pool; the model knows how many blocks each request has."""
-
-    manager_class: type[PagedBlockManager] = PagedBlockManager
-
-    @initialize(
-        num_blocks=st.integers(1, 12),
-        block_size=st.integers(1, 4),
-        watermark=st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9]),
-    )
-    def start(self, num_blocks: int, block_size: int, watermark: float) -> None:
-        self.config = BlockManagerConfig(num_blocks, block_size, 1000, watermark)
-        self.manager = self.manager_class(self.config)
-        self.tokens: dict[str, int] = {}
-        self.log: list[tuple[str, tuple[Any, ...]]] = []
-        self.results: list[object] = []
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        self.log.append((method, arguments))
-        result = getattr(self.manager, method)(*arguments)
-        self.results.append(result)
-        return result
-
-    def free_blocks(self) -> int:
-        used = sum(blocks_for(count, self.config.block_size) for count in self.tokens.values())
-        return self.config.num_blocks - used
-
-    def state(self) -> tuple[BlockUsage, dict[str, list[int]]]:
-        tables = {name: self.manager.block_table(name).tolist() for name in self.tokens}
-        return self.manager.usage(), tables
-
-    @rule(name=IDS, num_tokens=st.integers(1, 16), extra=st.integers(0, 3))
-    def allocate(self, name: str, num_tokens: int, extra: int) -> None:
-        token_ids = range(num_tokens + extra)
-        before = self.state()
-        if name in self.tokens:
-            with pytest.raises(ValueError, match="has blocks already"):
-                self.manager.allocate(name, token_ids, num_tokens)
-            assert self.state() == before
-            return
-        need = blocks_for(num_tokens, self.config.block_size)
-        watermark = int(self.config.watermark * self.config.num_blocks) if self.tokens else 0
-        fits = need <= self.free_blocks() - watermark  # B7
-        status = self.call("can_allocate", token_ids, num_tokens)
-        assert self.state() == before, "a probe changed something"
-        allocation = self.call("allocate", name, token_ids, num_tokens)
-        assert (status is AllocationStatus.OK) == (allocation is not None) == fits  # B15
-        assert (status is AllocationStatus.NEVER) == (need > self.config.num_blocks)  # B15
-        if fits:
-            assert allocation == Allocation(num_cached_tokens=0, copies=())
-            self.tokens[name] = num_tokens
-        else:
-            assert self.state() == before  # B6
-
-    @rule(name=IDS, more=st.one_of(st.integers(-2, 4), st.integers(5, 24)))
-    def append(self, name: str, more: int) -> None:
-        before = self.state()
-        if name not in self.tokens:
-            with pytest.raises(KeyError):
-                self.manager.append(name, 1)
-            assert self.state() == before
-            return
-        wanted = max(1, self.tokens[name] + more)
-        grown = max(wanted, self.tokens[name])
-        block_size = self.config.block_size
-        need = blocks_for(grown, block_size) - blocks_for(self.tokens[name], block_size)
-        copies = self.call("append", name, wanted)
-        assert (copies is not None) == (need <= self.free_blocks())  # the watermark is no limit
-        if copies is None:
-            assert self.state() == before  # B6
-        else:
-            assert copies == ()
-            held = before[1][name]
-            assert self.manager.block_table(name).tolist()[: len(held)] == held
-            self.tokens[name] = grown
-
-    @rule(name=IDS)
-    def free(self, name: str) -> None:
-        self.call("free", name)
-        self.tokens.pop(name, None)
-        after = self.state()
-        self.call("free", name)  # B9
-        assert self.state() == after
-        with pytest.raises(KeyError):
-            self.manager.block_table(name)
-
-    @precondition(lambda self: self.tokens)
-    @rule()
-    def free_all(self) -> None:
-        for name in list(self.tokens):
-            self.call("free", name)
-        self.tokens.clear()
-
-    @invariant()
-    def partition(self) -> None:
-        if not hasattr(self, "manager"):
-            return
-        usage, tables = self.state()
-        owned = [block for table in tables.values() for block in table]
-        assert usage.used + usage.cached + usage.free == usage.total == self.config.num_blocks  # B1
-        assert usage.free == self.free_blocks()
-        assert usage.cached == 0
-        assert len(set(owned)) == len(owned) == usage.used  # B2: one owner each
-        assert all(0 <= block < self.config.num_blocks for block in owned)
-        for name, table in tables.items():
-            assert len(table) == blocks_for(self.tokens[name], self.config.block_size)  # B5
-
-    def teardown(self) -> None:
-        if not hasattr(self, "manager"):
-            return
-        self.free_all()
-        assert self.manager.usage().free == self.config.num_blocks  # B8
-        whole = range(self.manager.largest_request())
-        assert self.manager.allocate("whole", whole, len(whole)) is not None
-        assert sorted(self.manager.block_table("whole")) == list(range(self.config.num_blocks))
-        twin = self.manager_class(self.config)  # B24
-        assert [getattr(twin, method)(*arguments) for method, arguments in self.log] == self.results
-        twin.allocate("whole", whole, len(whole))
-        np.testing.assert_array_equal(twin.block_table("whole"), self.manager.block_table("whole"))
+@pytest.fixture(params=MANAGERS)
+def manager_class(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
-TestBlockManagerMachine = BlockManagerMachine.TestCase
-TestBlockManagerMachine.settings = settings(deadline=None, max_examples=150, stateful_step_count=30)
-
-
-class LeaksOnFree(PagedBlockManager):
-    """Loses one block of every request that had several."""
-
-    def free(self, request_id: str) -> None:
-        super().free(request_id)
-        if len(self._free) > 1:
-            self._free.pop()
-
-
-class GivesTwice(PagedBlockManager):
-    """Hands a block out and keeps it on the list."""
-
-    def _take(self, num_blocks: int) -> list[int]:
-        taken = super()._take(num_blocks)
-        if num_blocks == 2:
-            self._free.append(taken[0])
-        return taken
-
-
-class IgnoresWatermark(PagedBlockManager):
-    """Admits down to the last block."""
-
-    def _admits(self, num_blocks: int) -> bool:
-        return num_blocks <= len(self._free)
-
-
-class TakesBeforeItLooks(PagedBlockManager):
-    """Keeps what there is when there is not enough."""
-
-    def append(self, request_id: str, num_tokens: int) -> Any:
-        copies = super().append(request_id, num_tokens)
-        if copies is None and self._free:
-            self._tables[request_id].extend(self._take(1))
-        return copies
-
-
-class DoubleFree(PagedBlockManager):
-    """Gives blocks back once more when a request is freed again."""
-
-    def __init__(self, config: BlockManagerConfig) -> None:
-        super().__init__(config)
-        self._last: list[int] = []
-
-    def free(self, request_id: str) -> None:
-        if request_id in self._tables:
-            self._last = self._tables[request_id].view().tolist()
-            super().free(request_id)
-        else:
-            self._free.extend(self._last)
-
-
-@pytest.mark.parametrize(
-    "mutant", [LeaksOnFree, GivesTwice, IgnoresWatermark, TakesBeforeItLooks, DoubleFree]
-)
-def test_the_machine_catches(mutant: type[PagedBlockManager]) -> None:
-    machine = type("Mutant", (BlockManagerMachine,), {"manager_class": mutant})
-    quick = settings(
-        deadline=None,
-        max_examples=3000,  # it stops at the first one that is caught
-        phases=[Phase.generate],
-        database=None,
-        derandomize=True,
-        report_multiple_bugs=False,
-    )
-    with pytest.raises((AssertionError, IndexError)):
-        run_state_machine_as_test(machine, settings=quick)
+def build(
+    manager_class: type[SharingBlockManager], num_blocks: int, block_size: int, **settings: Any
+) -> SharingBlockManager:
+    settings = {"max_model_len": 1000, "watermark": 0.0, **settings}
+    return manager_class(BlockManagerConfig(num_blocks, block_size, **settings))
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 4])
 @pytest.mark.parametrize("length", [3, 4, 5, 8])
-def test_growing_past_a_block_edge(length: int, num_blocks: int) -> None:
+def test_growing_past_a_block_edge(manager_class: Any, length: int, num_blocks: int) -> None:
     """B015: a request whose tokens end on a block's edge grows exactly while blocks last."""
-    manager = build(num_blocks, block_size=4)
+    manager = build(manager_class, num_blocks, block_size=4)
     if manager.can_allocate(range(length), length) is AllocationStatus.NEVER:
         assert length > num_blocks * 4
         assert manager.allocate("r", range(length), length) is None
@@ -245,18 +48,22 @@ def test_growing_past_a_block_edge(length: int, num_blocks: int) -> None:
     total = length
     while manager.append("r", total + 1) is not None:
         total += 1
-        assert len(manager.block_table("r")) == blocks_for(total, 4)
+        assert len(manager.block_table("r")) == -(-total // 4)
     assert total == manager.largest_request()
     assert len(manager.block_table("r")) == num_blocks
 
 
-def test_every_order_of_freeing_restores_the_pool() -> None:
-    """B008, without sharing: the free list never holds an id twice."""
-    for order in permutations(["p", "c", "d"]):
-        manager = build(num_blocks=24, block_size=16)
-        for name in ("p", "c", "d"):
-            manager.allocate(name, range(70), 70)
-            manager.append(name, 90)
+def test_every_order_of_freeing_restores_the_pool(manager_class: Any) -> None:
+    """B008: references count requests, whatever they share."""
+    for order in permutations(["parent", "child", "twin"]):
+        manager = build(manager_class, num_blocks=24, block_size=16)
+        manager.allocate("parent", range(70), 70)
+        manager.commit("parent", range(70), 70)
+        for child in ("child", "twin"):
+            manager.fork("parent", child)
+        for name in order:
+            assert manager.append(name, 90) is not None
+        assert manager.usage().used == 4 + 3 * 2
         for name in order:
             manager.free(name)
             manager.free(name)
@@ -265,8 +72,8 @@ def test_every_order_of_freeing_restores_the_pool() -> None:
         assert sorted(manager.block_table("all")) == list(range(24))
 
 
-def test_block_table_is_a_read_only_int32_array_without_copying() -> None:
-    manager = build(num_blocks=40, block_size=1)
+def test_block_table_is_a_read_only_int32_array_without_copying(manager_class: Any) -> None:
+    manager = build(manager_class, num_blocks=40, block_size=1)
     manager.allocate("r", range(3), 3)
     table = manager.block_table("r")
     assert table.dtype == np.int32
@@ -278,8 +85,10 @@ def test_block_table_is_a_read_only_int32_array_without_copying() -> None:
     assert manager.block_table("r").tolist() == list(range(40))
 
 
-def test_watermark_keeps_blocks_for_growth_but_an_empty_pool_admits_what_fits() -> None:
-    manager = build(num_blocks=10, block_size=1, watermark=0.5)
+def test_watermark_keeps_blocks_for_growth_but_an_empty_pool_admits_what_fits(
+    manager_class: Any,
+) -> None:
+    manager = build(manager_class, num_blocks=10, block_size=1, watermark=0.5)
     assert manager.allocate("big", range(8), 8) is not None
     assert manager.can_allocate([1], 1) is AllocationStatus.LATER
     assert manager.append("big", 10) == ()
@@ -290,8 +99,8 @@ def test_watermark_keeps_blocks_for_growth_but_an_empty_pool_admits_what_fits() 
 
 
 @pytest.mark.parametrize("num_tokens", [0, -1, 4])
-def test_tokens_out_of_range_are_refused(num_tokens: int) -> None:
-    manager = build(num_blocks=4, block_size=2)
+def test_tokens_out_of_range_are_refused(manager_class: Any, num_tokens: int) -> None:
+    manager = build(manager_class, num_blocks=4, block_size=2)
     with pytest.raises(ValueError, match=r"at least 1 and at most 3"):
         manager.can_allocate([1, 2, 3], num_tokens)
     with pytest.raises(ValueError, match=r"at least 1 and at most 3"):
@@ -299,32 +108,146 @@ def test_tokens_out_of_range_are_refused(num_tokens: int) -> None:
     assert manager.usage().used == 0
 
 
-@pytest.mark.parametrize(
-    ("num_blocks", "block_size", "watermark", "named"),
-    [
-        (0, 16, 0.0, "num_blocks=0"),
-        (4, 0, 0.0, "block_size=0"),
-        (4, 4, 1.0, "watermark=1.0"),
-        (4, 4, -0.1, "watermark=-0.1"),
-    ],
-)
-def test_impossible_settings_are_refused(
-    num_blocks: int, block_size: int, watermark: float, named: str
+def test_the_first_of_two_holders_to_write_gets_a_copy_and_the_last_none(
+    manager_class: Any,
 ) -> None:
-    with pytest.raises(ConfigError, match=named):
-        build(num_blocks, block_size, watermark)
+    """B17: full blocks stay shared, the last block is copied when it is about to be written to."""
+    manager = build(manager_class, num_blocks=8, block_size=4)
+    manager.allocate("parent", range(6), 6)
+    manager.commit("parent", range(6), 6)
+    manager.fork("parent", "child")
+    assert manager.usage().used == 2
+    assert manager.reclaimable("parent") == manager.reclaimable("child") == 0
+    assert manager.append("child", 7) == (BlockCopy(source=1, destination=2),)
+    assert manager.append("parent", 7) == ()
+    assert manager.block_table("parent").tolist() == [0, 1]
+    assert manager.block_table("child").tolist() == [0, 2]
+    assert manager.reclaimable("parent") == 1
+    manager.free("parent")
+    assert manager.block_table("child").tolist() == [0, 2]
 
 
-def test_optional_powers_are_refused_by_name() -> None:
-    manager = build(num_blocks=4, block_size=4)
-    token_ids: Sequence[int] = [1, 2, 3, 4, 5]
-    manager.allocate("r", token_ids, 5)
-    manager.commit("r", token_ids, 5)
-    assert manager.powers == frozenset()
-    assert manager.match_prefix(token_ids) == 0
-    with pytest.raises(UnsupportedError, match=r"'paged': fork is not supported"):
-        manager.fork("r", "s")
-    with pytest.raises(UnsupportedError, match="swap is not supported"):
-        manager.swap_out("r")
-    with pytest.raises(UnsupportedError, match="prefix_caching is not supported"):
-        manager.reset_prefix_cache()
+def test_a_fork_at_a_block_edge_needs_no_copy(manager_class: Any) -> None:
+    manager = build(manager_class, num_blocks=8, block_size=4)
+    manager.allocate("parent", range(8), 8)
+    manager.commit("parent", range(8), 8)
+    manager.fork("parent", "child")
+    assert manager.append("parent", 9) == ()
+    assert manager.append("child", 9) == ()
+    assert manager.usage().used == 4
+
+
+def test_copy_on_write_without_room_changes_nothing(manager_class: Any) -> None:
+    manager = build(manager_class, num_blocks=2, block_size=4)
+    manager.allocate("parent", range(6), 6)
+    manager.commit("parent", range(6), 6)
+    manager.fork("parent", "child")
+    assert manager.append("child", 7) is None
+    assert manager.block_table("child").tolist() == manager.block_table("parent").tolist()
+    manager.free("parent")
+    assert manager.append("child", 7) == ()
+
+
+def test_a_fork_in_mid_prompt_shares_what_is_computed(manager_class: Any) -> None:
+    manager = build(manager_class, num_blocks=8, block_size=2)
+    manager.allocate("parent", range(7), 7)
+    manager.commit("parent", range(7), 3)
+    manager.fork("parent", "child")
+    copies = manager.append("child", 6)
+    assert copies is not None
+    assert [copy.source for copy in copies] == [1, 2]
+    assert manager.block_table("child").tolist() == [0, 4, 5, 3]
+
+
+def test_swapping_keeps_the_number_of_blocks_and_their_order(manager_class: Any) -> None:
+    """B16: one host block for each block; copies name both pools."""
+    manager = build(manager_class, num_blocks=4, block_size=2, num_host_blocks=3)
+    manager.allocate("r", range(5), 5)
+    manager.commit("r", range(5), 5)
+    out = manager.swap_out("r")
+    assert out == (BlockCopy(0, 0), BlockCopy(1, 1), BlockCopy(2, 2))
+    assert manager.usage() == BlockUsage(4, used=0, cached=0, free=4, host_total=3, host_used=3)
+    assert manager.is_swapped("r")
+    with pytest.raises(KeyError, match="swapped out"):
+        manager.block_table("r")
+    with pytest.raises(ValueError, match="has blocks already"):
+        manager.allocate("r", range(5), 5)
+    manager.allocate("other", range(4), 4)
+    assert manager.swap_in("r") is None
+    assert manager.is_swapped("r")
+    manager.free("other")
+    back = manager.swap_in("r")
+    assert back is not None
+    assert [copy.source for copy in back] == [0, 1, 2]
+    assert [copy.destination for copy in back] == manager.block_table("r").tolist()
+    assert manager.usage().host_used == 0
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 2])
+def test_too_little_swap_space_changes_nothing(manager_class: Any, num_host_blocks: int) -> None:
+    """B014: no error, so that the caller can fall back to computing the request anew."""
+    manager = build(manager_class, num_blocks=4, block_size=2, num_host_blocks=num_host_blocks)
+    manager.allocate("r", range(5), 5)
+    before = manager.usage()
+    assert manager.swap_out("r") is None
+    assert manager.usage() == before
+    assert manager.block_table("r").tolist() == [0, 1, 2]
+
+
+def test_freeing_a_swapped_request_gives_its_host_blocks_back(manager_class: Any) -> None:
+    """B022, swapped out: neither pool leaks, over and over."""
+    manager = build(manager_class, num_blocks=4, block_size=2, num_host_blocks=3)
+    for _ in range(50):
+        assert manager.allocate("r", range(5), 5) is not None
+        assert manager.swap_out("r") is not None
+        manager.free("r")
+        manager.free("r")
+        assert not manager.is_swapped("r")
+    usage = manager.usage()
+    assert (usage.used, usage.host_used) == (0, 0)
+
+
+def test_lookahead_is_reserved_but_not_past_the_longest_request(manager_class: Any) -> None:
+    manager = build(
+        manager_class, num_blocks=6, block_size=4, max_model_len=18, num_lookahead_tokens=3
+    )
+    manager.allocate("r", range(5), 5)
+    assert len(manager.block_table("r")) == 2
+    manager.append("r", 6)
+    assert len(manager.block_table("r")) == 3
+    manager.append("r", 17)
+    assert len(manager.block_table("r")) == 5
+    assert manager.largest_request() == 24
+
+
+def test_lookahead_counts_in_the_largest_request(manager_class: Any) -> None:
+    manager = build(
+        manager_class, num_blocks=4, block_size=4, max_model_len=100, num_lookahead_tokens=5
+    )
+    assert manager.largest_request() == 11
+    assert manager.can_allocate(range(11), 11) is AllocationStatus.OK
+    assert manager.can_allocate(range(12), 12) is AllocationStatus.NEVER
+
+
+@pytest.mark.parametrize(("num_computed", "named"), [(2, "at least 3"), (7, "at most 6")])
+def test_commits_out_of_range_are_refused(
+    manager_class: Any, num_computed: int, named: str
+) -> None:
+    manager = build(manager_class, num_blocks=4, block_size=2)
+    manager.allocate("r", range(8), 5)
+    manager.commit("r", range(8), 3)
+    with pytest.raises(ValueError, match=named):
+        manager.commit("r", range(8), num_computed)
+
+
+def test_options_of_another_part_are_refused(manager_class: Any) -> None:
+    with pytest.raises(ConfigError, match="takes options of type SharingOptions, not NoOptions"):
+        manager_class(BlockManagerConfig(4, 4, 100), NoOptions())
+
+
+@pytest.mark.parametrize(
+    "options", [{"eviction": "lfu"}, {"pinned_prefixes": ((1, 2, 3, 4),), "eviction": "lru"}]
+)
+def test_options_of_prefix_caching_need_it(manager_class: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"eviction.*set enable_prefix_caching=True"):
+        manager_class(BlockManagerConfig(4, 4, 100), manager_class.Options(**options))

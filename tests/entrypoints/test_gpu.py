@@ -26,7 +26,11 @@ from jackfield import LLM
 from jackfield.plugins.discovery import discover
 from jackfield.plugins.registry import PartKind
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # What torch's own compiler raises, for the backend that uses it.
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
 
 NUM_TOKENS = 64
 

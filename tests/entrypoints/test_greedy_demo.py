@@ -92,3 +92,38 @@ def test_preemption(prompts: Prompts, reference: Reference) -> None:
     assert stats.scheduler.num_preemptions > 0
     assert stats.peak_block_usage > 0.9
     assert stats.blocks.used == 0
+
+
+SHARING: dict[str, dict[str, Any]] = {
+    "cached": {"enable_prefix_caching": True},
+    "swapped": {"preemption_mode": "swap", "swap_space": "256MiB"},
+    "swapped_and_cached_in_a_tree": {
+        "preemption_mode": "auto",
+        "swap_space": "256MiB",
+        "enable_prefix_caching": True,
+        "block_manager": "radix",
+        "long_prefill_token_threshold": 64,
+    },
+}
+
+
+@pytest.mark.parametrize("name", sorted(SHARING))
+def test_sharing_and_swapping(name: str, prompts: Prompts, reference: Reference) -> None:
+    """A third of the prompts, shorter completions, twice: the second time with hits."""
+    options, num_tokens = SHARING[name], 24
+    chosen = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))[8:20]
+    short = Reference(
+        [reference.tokens[index][:num_tokens] for index in chosen],
+        [reference.gaps[index][:num_tokens] for index in chosen],
+    )
+    if "swap_space" in options:
+        options = options | {"num_gpu_blocks_override": 24, "max_model_len": 256}
+    llm = LLM("demo", dtype="float32", **options)
+    for _ in range(2):
+        outputs = generate_greedy(llm, [prompts[index] for index in chosen], num_tokens)
+        assert assert_equal_greedy(outputs, short) > 0.9 * len(chosen) * num_tokens
+    stats = llm.engine.stats()
+    assert (stats.scheduler.num_swaps > 0) == ("swap_space" in options)
+    if name == "cached":
+        assert stats.prefix.num_hit_tokens > 0
+    assert (stats.blocks.used, stats.blocks.host_used) == (0, 0)

@@ -29,7 +29,17 @@ def test_builtin_parts_come_through_the_entry_point() -> None:
     assert list(host.plugins) == ["builtin"]
     assert not host.failures
     assert host.plugins["builtin"].origin.distribution == "jackfield"
-    assert host.registry.names(PartKind.ATTENTION_BACKEND) == ("flex", "torch_sdpa", "triton")
+    assert host.registry.names(PartKind.ATTENTION_BACKEND) == (
+        "flash_attn",
+        "flash_attn_4",
+        "flashinfer",
+        "flex",
+        "torch_sdpa",
+        "torch_varlen",
+        "triton",
+        "xformers",
+        "xformers_cutlass",
+    )
     assert "fcfs" in host.registry.names(POLICY)
     for kind in PartKind:
         for entry in host.registry.entries(kind):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -493,3 +496,62 @@ def test_other_hash_seeds_change_no_decision() -> None:
     ]
     assert logs[0] == logs[1]
     assert "num_preemptions=0" not in logs[0]
+
+
+RELATIONS = [
+    (
+        {"chunk": 65, "budget": 64},
+        r"long_prefill_token_threshold=65 limits nothing.*max_num_batched_tokens=64",
+    ),
+    ({"chunk": 1}, r"long_prefill_token_threshold=1 computes prompts one token per step"),
+    (
+        {"budget": 4, "seats": 8},
+        r"max_num_batched_tokens=4 is below max_num_seqs=8.*raise max_num_batched_tokens",
+    ),
+    (
+        {"budget": 64, "chunked": False},
+        r"max_num_batched_tokens=64 is below max_model_len=1000: prompts of more than 64 tokens",
+    ),
+]
+
+
+@pytest.mark.parametrize(("limits", "sentence"), RELATIONS)
+def test_what_works_badly_is_said_once_and_works(
+    limits: dict[str, Any], sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "jackfield"):
+        scheduler = build(**limits)
+        for index in range(6):
+            scheduler.add(request(f"r{index}", 9, 3), 0.0)
+        run(scheduler)
+    (record,) = caplog.records
+    assert re.search(sentence, record.getMessage())
+
+
+def test_good_relations_are_met_with_silence(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "jackfield"):
+        build(chunk=32, budget=64, seats=64)
+        build(budget=1000, chunked=False)
+    assert not caplog.records
+
+
+def test_salts_reach_the_block_manager_and_keep_prefixes_apart() -> None:
+    manager = PagedBlockManager(BlockManagerConfig(64, 4, 1000, 0.0, enable_prefix_caching=True))
+    scheduler = QueueScheduler(SchedulerConfig(64, 8, 1000), manager, FcfsPolicy())
+    hits = []
+    for index, salt in enumerate(["", "s", "", "s", "t"]):
+        item = Request(
+            f"r{index}",
+            range(9),
+            SamplingParams(),
+            0.0,
+            0,
+            12,
+            hints=SchedulingHints(cache_salt=salt),
+        )
+        scheduler.add(item, 0.0)
+        assert scheduler._view.match_prefix(f"r{index}") == (0 if index in (0, 1, 4) else 8)
+        hits.append(dict(step(scheduler).prefix_hits).get(f"r{index}", 0))
+        run(scheduler)
+    assert hits == [0, 0, 8, 8, 0]
+    assert manager.prefix_stats().num_hit_tokens == 16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ def assert_meaning(case: Case, out: Tensor, lse: Tensor | None) -> None:
         out, lse: on the host; no LSE if it was not asked for.
     """
     owned = case.batch.num_tokens
-    cache = KVCache(k=case.cache.k.to(CPU), v=case.cache.v.to(CPU))
+    cache = replace(case.cache, k=case.cache.k.to(CPU), v=case.cache.v.to(CPU))
     sinks = None if case.sinks is None else case.sinks.to(CPU)
     expected, expected_lse = attention_oracle(
         case.spec, case.query.to(CPU), cache, case.batch, sinks

@@ -102,9 +102,11 @@ def make_case(
     num_blocks: int,
     *,
     kv_dtype: torch.dtype | None = None,
+    scales: tuple[float, float] = (1.0, 1.0),
     seed: int = 0,
 ) -> Case:
-    """Random data for a layer and a batch; query, key and value have strided rows."""
+    """Random data for a layer and a batch; query, key and value have strided rows. ``scales`` are
+    those of the cache, which holds numbers of about 1 whatever they are."""
     generator = torch.Generator().manual_seed(seed)
     kv_dtype = kv_dtype or spec.dtype
     cache_spec = KVCacheSpec(
@@ -127,7 +129,7 @@ def make_case(
         spec=spec,
         cache_spec=cache_spec,
         batch=batch,
-        cache=KVCache(k=random(*k_shape).to(kv_dtype), v=random(*v_shape).to(kv_dtype)),
+        cache=KVCache(random(*k_shape).to(kv_dtype), random(*v_shape).to(kv_dtype), *scales),
         query=query.view(-1, spec.num_heads, spec.head_size),
         key=key[: batch.num_tokens].view(-1, spec.num_kv_heads, spec.head_size),
         value=value[: batch.num_tokens].view(-1, spec.num_kv_heads, spec.v_head_size),
@@ -185,7 +187,11 @@ def bounds(case: Case) -> tuple[float, float]:
     hidden slots only, do not count.
     """
     spec = case.spec
-    keys, values = (tensor.nan_to_num(0, 0, 0).double() for tensor in (case.cache.k, case.cache.v))
+    cache = case.cache
+    keys, values = (
+        scale * tensor.double().nan_to_num(0, 0, 0)
+        for tensor, scale in ((cache.k, cache.k_scale), (cache.v, cache.v_scale))
+    )
     unit = torch.finfo(torch.float64 if spec.dtype == torch.float64 else torch.float32).eps / 2
     own_unit = torch.finfo(spec.dtype).eps / 2
     if not len(case.query) or not case.cache.k.numel():

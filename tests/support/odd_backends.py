@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from jackfield.conformance.attention.plain_backend import PlainBackend
-from jackfield.core.attention import AttentionPlan, Capabilities, KVCache
+from jackfield.core.attention import (
+    AttentionPlan,
+    AttentionSpec,
+    Capabilities,
+    KVCache,
+    KVCacheSpec,
+)
+from jackfield.core.options import PartOptions
 
 
 class NarrowBackend(PlainBackend):
@@ -24,6 +31,33 @@ class NarrowBackend(PlainBackend):
     def capabilities(cls, device: torch.device) -> Capabilities:
         """As declared."""
         return replace(super().capabilities(device), **cls.declared)  # type: ignore[arg-type]
+
+
+class NeverBothBackend(NarrowBackend):
+    """Has windows and ALiBi, but not together."""
+
+    @classmethod
+    def unsupported(
+        cls, spec: AttentionSpec, cache: KVCacheSpec, device: torch.device
+    ) -> list[str]:
+        """As in the contract."""
+        reasons = super().unsupported(spec, cache, device)
+        if spec.sliding_window is not None and spec.alibi_slopes is not None:
+            reasons.append("sliding_window with alibi_slopes is not supported")
+        return reasons
+
+
+class SaysNoButBuildsBackend(NeverBothBackend):
+    """Names reasons, and is built all the same."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        cache: KVCacheSpec,
+        device: torch.device,
+        options: PartOptions | None = None,
+    ) -> None:
+        super().__init__(replace(spec, alibi_slopes=None), cache, device, options)
 
 
 class _FailingBackend(NarrowBackend):

@@ -1,12 +1,13 @@
-"""The built-in scheduler with the default block manager, in tiny worlds, under any policy.
+"""The built-in scheduler with the built-in block managers, in tiny worlds, under any policy.
 
-A simulated KV cache stands beside them: each step writes tokens into the slots that the block
-tables name and reads them back before a token is sampled, so that a lost, shared or repeated slot
-shows. Behaviours: S1 to S10, S14 to S20, S22 to S25, S34, S40.
+A simulated KV cache stands beside them: each step moves blocks, writes tokens into the slots that
+the block tables name and reads them back before a token is sampled, so that a lost, wrongly shared
+or repeated slot shows. Behaviours: S1 to S10, S12, S14 to S25, S34, S40.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -19,22 +20,18 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from support.scheduler_wishes import (
-    PARAMS,
-    Wish,
-    WishfulPolicy,
-    make_request,
-    sizes,
-    token_of,
-    wishes,
-)
+from support.kv_double import SimulatedCache
+from support.scheduler_wishes import Arrival, Wish, WishfulPolicy, sizes, token_of, wishes
 
 from jackfield.core.block_manager import BlockManagerConfig
+from jackfield.core.block_managers.contiguous import ContiguousBlockManager
+from jackfield.core.block_managers.paged import PagedBlockManager
+from jackfield.core.block_managers.radix import RadixBlockManager
+from jackfield.core.block_managers.sharing import SharingBlockManager
 from jackfield.core.errors import RequestError
-from jackfield.core.paged_block_manager import PagedBlockManager
 from jackfield.core.request import FinishReason, Request
 from jackfield.core.scheduler import SchedulerConfig, StepPlan
-from jackfield.core.scheduling_policy import Proposal
+from jackfield.core.scheduling_policy import PreemptionMode, Proposal
 from jackfield.schedulers.queue_scheduler import QueueScheduler
 
 
@@ -42,75 +39,99 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Arrivals, steps and aborts in any order; after each step every rule is checked."""
 
     scheduler_class: type[QueueScheduler] = QueueScheduler
-    manager_class: type[PagedBlockManager] = PagedBlockManager
+    manager_class: type[SharingBlockManager] = PagedBlockManager
     only_default_policy = False
 
     @initialize(seed=st.integers(0, 2**32))
     def start(self, seed: int) -> None:
         draw = Random(seed)  # spreads the worlds more evenly than separate draws
         chunked = draw.random() < 0.7
+        host = draw.choice([0, 0, 2, 4, 12])
         self.manager_config = BlockManagerConfig(
             num_blocks=draw.choice([1, 2, 3, 4, 5, 6, 7, 8, 12]),
             block_size=draw.randint(1, 4),
             max_model_len=20,
             watermark=draw.choice([0.0, 0.0, 0.2, 0.5]),
+            num_host_blocks=host,
+            enable_prefix_caching=draw.random() < 0.5,
         )
+        modes = ["recompute", "swap", "swap", "auto"] if host else ["recompute", "auto"]
         self.config = SchedulerConfig(
             max_num_batched_tokens=draw.randint(1, 8),
             max_num_seqs=draw.choice([1, 2, 3, 4, 4]),
             max_model_len=20,
             long_prefill_token_threshold=draw.choice([None, 1, 2, 4]) if chunked else None,
             enable_chunked_prefill=chunked,
+            preemption_mode=draw.choice(modes),  # type: ignore[arg-type]
         )
+        self.make_manager: Any = self.manager_class
+        if self.manager_class is PagedBlockManager:
+            self.make_manager = draw.choice([PagedBlockManager, RadixBlockManager])
+            if draw.random() < 0.1:
+                self.manager_config = replace(
+                    self.manager_config, num_host_blocks=0, enable_prefix_caching=False
+                )
+                self.config = replace(self.config, preemption_mode="recompute")
+                self.make_manager = ContiguousBlockManager
         self.operations: list[tuple[str, tuple[Any, ...]]] = []
         self.plans: list[StepPlan] = []
         self.build()
         self.num_added = 0
         self.live: dict[str, Request] = {}
-        self.cache: dict[tuple[int, int], int] = {}
+        self.cache = SimulatedCache(self.manager_config.block_size)
         self.first_admissions: list[str] = []
         self.preemptions_since_event = 0
         self.num_preemptions = 0
+        self.num_swaps = 0
+        self.has_groups = False
 
     def build(self) -> None:
-        self.manager = self.manager_class(self.manager_config)
+        self.manager = self.make_manager(self.manager_config)
         self.policy = WishfulPolicy()
         self.scheduler = self.scheduler_class(self.config, self.manager, self.policy)
 
+    @property
+    def longest(self) -> int:
+        """Most tokens of a request that is taken; the last of them is never computed."""
+        return min(self.config.max_model_len, int(self.manager.largest_request()) + 1)
+
     @rule(seed=st.integers(0, 2**32), count=st.integers(1, 6))
     def add_what_fits(self, seed: int, count: int) -> None:
+        if self.longest < 2:
+            return
         draw = Random(seed)
-        slots = self.manager_config.num_blocks * self.manager_config.block_size
-        longest = min(self.config.max_model_len, slots + 1)
         for _ in range(count):
-            prompt = min(draw.randint(1, 8), longest - 1)
+            prompt = min(draw.randint(1, 8), self.longest - 1)
             if not self.config.enable_chunked_prefill:
                 prompt = min(prompt, self.config.max_num_batched_tokens)
-            self.add(prompt, min(draw.randint(1, 12), longest - prompt))
+            completion = min(draw.randint(1, 12), self.longest - prompt)
+            n = draw.choice([1, 1, 1, 2, 3, 5])
+            self.add(prompt, completion, n, draw.choice([1, 1, 1, 2]), draw.choice(["", "", "s"]))
 
     @rule(size=sizes)
     def add_anything(self, size: tuple[int, int]) -> None:
         prompt, completion = size
-        slots = self.manager_config.num_blocks * self.manager_config.block_size
-        if prompt + completion <= min(self.config.max_model_len, slots + 1) and (
+        if prompt + completion <= self.longest and (
             self.config.enable_chunked_prefill or prompt <= self.config.max_num_batched_tokens
         ):
             self.add(prompt, completion)
             return
         before = self.scheduler.stats()
-        request = Request("0", range(prompt), PARAMS, 0.0, 0, prompt + completion)
         with pytest.raises(RequestError):  # S10
-            self.scheduler.add(request, 0.0)
+            self.scheduler.add(Arrival("0", 1, prompt, prompt + completion).request(), 0.0)
         assert self.scheduler.stats() == before
         assert self.scheduler.get("0") is None
 
-    def add(self, prompt: int, completion: int) -> None:
-        self.num_added += 1
-        name, total = str(self.num_added), prompt + completion
-        request = make_request(name, prompt, total)
-        self.operations.append(("add", (name, prompt, total)))
-        self.scheduler.add(request, 0.0)
-        self.live[name] = request
+    def add(self, prompt: int, completion: int, n: int = 1, text: int = 1, salt: str = "") -> None:
+        parent = str(self.num_added + 1)
+        self.has_groups |= n > 1
+        for _ in range(n):
+            self.num_added += 1
+            name = str(self.num_added)
+            arrival = Arrival(name, text, prompt, prompt + completion, parent, n, salt)
+            self.operations.append(("add", (arrival,)))
+            self.live[name] = arrival.request()
+            self.scheduler.add(self.live[name], 0.0)
         self.preemptions_since_event = 0
 
     @rule(index=st.integers(0, 5))
@@ -138,10 +159,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.operations.append(("step", (wish, aborted)))
         self.policy.wish = wish
         computed = {name: request.num_computed_tokens for name, request in self.live.items()}
-        waited = self.waiting_ids()
+        waited, swapped = self.waiting_ids(), self.swapped_ids()
         plan = self.scheduler.schedule(0.0)
         self.plans.append(plan)
-        self.check_plan(plan, wish, computed, waited)
+        self.cache.move(plan.moves)
+        self.check_plan(plan, wish, computed, waited, swapped)
         if aborted is not None:
             self.scheduler.finish(aborted)
             del self.live[aborted]
@@ -152,8 +174,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         view = self.policy.view  # there since the first arrival
         return [] if view is None else [request.request_id for request in view.waiting()]
 
+    def swapped_ids(self) -> list[str]:
+        view = self.policy.view
+        return [] if view is None else [request.request_id for request in view.swapped()]
+
     def check_plan(
-        self, plan: StepPlan, wish: Wish, computed: dict[str, int], waited: list[str]
+        self,
+        plan: StepPlan,
+        wish: Wish,
+        computed: dict[str, int],
+        waited: list[str],
+        swapped: list[str],
     ) -> None:
         config, proposal = self.config, self.policy.proposal
         names = [item.request_id for item in plan.scheduled]
@@ -161,28 +192,38 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(set(names)) == len(names)  # S5
         assert set(names) <= set(self.live)
         assert not set(names) & set(plan.preempted)  # S20
-        assert list(plan.preempted) == self.policy.preempted
+        modes = {True: PreemptionMode.SWAP, False: PreemptionMode.RECOMPUTE}
+        told = [(name, modes[name in plan.swapped_out]) for name in plan.preempted]
+        assert told == self.policy.preempted
         for item in plan.scheduled:
             self.check_share(item.request_id, item.num_computed_tokens, item.num_new_tokens)
             todo = self.live[item.request_id].num_tokens - item.num_computed_tokens
             assert item.samples == (item.num_new_tokens == todo)  # S9
         for name in plan.preempted:  # S16, S17
-            request = self.live[name]
-            assert request.num_computed_tokens == 0
-            assert name in self.waiting_ids()
+            request, keeps = self.live[name], name in plan.swapped_out
+            assert request.num_computed_tokens == (computed[name] if keeps else 0)
+            assert (name in self.swapped_ids()) == keeps
+            assert self.manager.is_swapped(name) == keeps
             with pytest.raises(KeyError):
                 self.manager.block_table(name)
         for name, request in self.live.items():
             if name not in plan.preempted:
-                assert request.num_computed_tokens == computed[name]  # S8
+                expected = dict(plan.prefix_hits).get(name, computed[name])
+                assert request.num_computed_tokens == expected  # S8
+        for name, hit in plan.prefix_hits:
+            assert 0 < hit < self.live[name].num_tokens  # S12
+            assert name in waited or self.has_groups  # a follower whose leader was preempted
+        assert set(plan.swapped_in) <= set(swapped)
         if self.live and not plan.scheduled:  # S23
             assert plan.preempted
-            assert set(plan.preempted) == set(self.live)
+            left = {*self.waiting_ids(), *self.swapped_ids()}  # and their followers
+            assert set(plan.preempted) >= left
         if not any("leaves nothing to run" in sentence for sentence in plan.clipped):
             self.check_wishes(plan, proposal, waited)
         admitted = [name for name in names if name in waited]
         self.check_order(plan, wish, waited, admitted)
         self.num_preemptions += len(plan.preempted)
+        self.num_swaps += len(plan.swapped_out)
 
     def check_share(self, name: str, num_computed: int, num_new: int) -> None:
         config, request = self.config, self.live[name]
@@ -195,7 +236,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert num_new == todo or todo > config.max_num_batched_tokens
         num_slots = len(self.manager.block_table(name)) * self.manager_config.block_size
         assert num_computed + num_new <= num_slots  # S15
-        assert num_slots < request.num_tokens + self.manager_config.block_size
+        if self.make_manager is not ContiguousBlockManager:
+            assert num_slots < request.num_tokens + self.manager_config.block_size
 
     def check_wishes(self, plan: StepPlan, proposal: Proposal, waited: list[str]) -> None:
         """S14: a plan is at most what was proposed."""
@@ -203,6 +245,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         paused = set(proposal.pause)
         if proposal.admission_order is not None:
             assert set(shares) & set(waited) <= set(proposal.admission_order)
+        if proposal.resume_order is not None:
+            assert set(plan.swapped_in) <= set(proposal.resume_order)
         if proposal.max_admissions is not None:
             assert len(set(shares) & set(waited)) <= max(0, proposal.max_admissions)
         if proposal.token_budget is not None:
@@ -224,40 +268,49 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.first_admissions.extend(fresh)
         if wish != Wish():
             return
+        left = [name for name in waited if name in admitted or name in self.waiting_ids()]
         if plan.preempted:
             assert not admitted  # S20
-        assert admitted == waited[: len(admitted)]  # S25
+            assert not plan.swapped_in
+        assert not (admitted and self.swapped_ids()), "a swapped request was overtaken"
+        assert admitted == left[: len(admitted)]  # S25, followers aside
         if self.only_default_policy:
             arrivals = [int(name) for name in self.first_admissions]
-            assert arrivals == sorted(arrivals)
-            scheduled = {item.request_id for item in plan.scheduled}
-            holders = set(self.live) - set(self.waiting_ids())
-            assert holders <= scheduled, "a running request was held up"
+            assert self.has_groups or arrivals == sorted(arrivals)
+            self.check_progress(plan)
             self.preemptions_since_event += len(plan.preempted)
             assert self.preemptions_since_event <= len(self.live)  # S22
 
+    def check_progress(self, plan: StepPlan) -> None:
+        """S31: running requests are not held up; prompts are only by the completions of others."""
+        scheduled = {item.request_id for item in plan.scheduled}
+        for request in self.policy.view.running() if self.policy.view is not None else ():
+            if self.has_groups and (
+                request.num_tokens_to_compute > 1
+                or self.config.max_num_batched_tokens < self.config.max_num_seqs
+            ):
+                continue
+            assert request.request_id in scheduled, "a running request was held up"
+
     def execute(self, plan: StepPlan) -> None:
-        block_size = self.manager_config.block_size
         sampled = {}
+        running = [r.request_id for r in self.policy.view.running()] if self.policy.view else []
+        holders = [set(map(int, self.manager.block_table(name))) for name in running]
         for item in plan.scheduled:
             request = self.live.get(item.request_id)
-            if request is None:
+            if request is None or not item.writes:
                 continue
-            table = self.manager.block_table(item.request_id)
-            tokens = request.token_ids
+            table, tokens = self.manager.block_table(item.request_id), request.token_ids
             end = item.num_computed_tokens + item.num_new_tokens
             for position in range(item.num_computed_tokens, end):
-                slot = int(table[position // block_size]), position % block_size
-                self.cache[slot] = tokens[position]
+                block = self.cache.write(table, position, tokens[position])
+                assert sum(block in held for held in holders) == 1, "a shared block is written"
         for item in plan.scheduled:
             request = self.live.get(item.request_id)
             if request is None or not item.samples:
                 continue
             table = self.manager.block_table(item.request_id)
-            read = [
-                self.cache[int(table[position // block_size]), position % block_size]
-                for position in range(request.num_tokens)
-            ]
+            read = self.cache.read(table, request.num_tokens)
             assert read == request.token_ids  # S7, S16
             sampled[item.request_id] = token_of(item.request_id, request.num_tokens)
         self.policy.progress.clear()
@@ -275,8 +328,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for name, reason in finished.items():
             request = self.live.pop(name)
             assert reason is FinishReason.LENGTH
-            expected = [token_of(name, position) for position in range(request.max_total_tokens)]
-            assert request.token_ids == expected  # S16
+            places = range(request.num_prompt_tokens, request.max_total_tokens)
+            assert request.output_token_ids == [token_of(name, place) for place in places]  # S16
             self.preemptions_since_event = 0
         assert self.policy.finished[len(self.policy.finished) - len(finished) :] == list(finished)
 
@@ -285,23 +338,35 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler") or self.policy.view is None:
             return
         stats, view = self.scheduler.stats(), self.policy.view
-        waiting = self.waiting_ids()
+        waiting, swapped = self.waiting_ids(), self.swapped_ids()
         running = [request.request_id for request in view.running()]
-        assert sorted(waiting + running) == sorted(self.live)  # S4
-        assert waiting == sorted(  # preempted ones in front, each group in order of arrival
-            waiting, key=lambda name: (self.live[name].num_preemptions == 0, int(name))
-        )
-        assert stats.waiting == view.num_waiting == len(waiting)
+        following = set(self.live) - {*waiting, *swapped, *running}
+        assert len(waiting) + len(swapped) + len(running) + len(following) == len(self.live)  # S4
+        for name in following:
+            members = [r for r in self.live.values() if r.parent_id == self.live[name].parent_id]
+            assert any(member.request_id in (*running, *swapped) for member in members)
+            assert view.num_blocks_of(name) == 0
+        assert swapped == sorted(swapped, key=int)
+        if not self.has_groups:
+            assert waiting == sorted(  # preempted ones in front, each group in order of arrival
+                waiting, key=lambda name: (self.live[name].num_preemptions == 0, int(name))
+            )
+        assert stats.waiting == len(waiting) + len(following)
+        assert view.num_waiting == len(waiting)
+        assert stats.swapped == view.num_swapped == len(swapped)
         assert stats.running + stats.paused == view.num_running == len(running)
         assert len(running) <= self.config.max_num_seqs  # S2
-        assert stats.num_preemptions == self.num_preemptions
+        assert (stats.num_preemptions, stats.num_swaps) == (self.num_preemptions, self.num_swaps)
         assert self.scheduler.has_unfinished() == bool(self.live)
-        held = sum(len(self.manager.block_table(name)) for name in running)
-        assert self.manager.usage().used == held
+        usage = self.manager.usage()
+        held = {int(block) for name in running for block in self.manager.block_table(name)}
+        assert usage.used == len(held)
+        assert (usage.host_used > 0) == bool(swapped)
         for name, request in self.live.items():
             assert self.scheduler.get(name) is request
             assert request.num_computed_tokens < request.num_tokens  # S8
-            assert view.num_blocks_of(name) > 0 or name in waiting  # S6
+            assert (view.num_blocks_of(name) > 0) == (name in running)  # S6
+            assert self.manager.is_swapped(name) == (name in swapped)
 
     def drain_bound(self) -> int:
         """S24: work of each request, repeated for each preemption that can happen."""
@@ -320,17 +385,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.queues_agree()
         assert not self.live, "requests are left after the bound"
         usage = self.manager.usage()
-        assert (usage.used, usage.free) == (0, usage.total)
+        assert (usage.used, usage.available, usage.host_used) == (0, usage.total, 0)
         self.check_replay()
 
     def check_replay(self) -> None:
-        """S34: the same calls lead to the same plans."""
+        """S34: the same calls lead to the same plans, whatever the values of tokens, except that
+        other values are not found in the prefix cache."""
         plans = self.plans
         self.build()
         replayed = []
         for operation, arguments in self.operations:
             if operation == "add":
-                self.scheduler.add(make_request(*arguments), 0.0)
+                self.scheduler.add(arguments[0].request(), 0.0)
             elif operation == "finish":
                 self.scheduler.finish(*arguments)
             else:
@@ -339,7 +405,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 replayed.append(plan)
                 if aborted is not None:
                     self.scheduler.finish(aborted)
-                sampled = {item.request_id: 7 for item in plan.scheduled}  # other values
+                sampled = dict.fromkeys((item.request_id for item in plan.scheduled), 7)
+                if self.manager_config.enable_prefix_caching:
+                    for name in sampled:
+                        request = self.scheduler.get(name)
+                        sampled[name] = token_of(name, request.num_tokens if request else 0)
                 self.scheduler.update(plan, sampled, 0.0)
         assert replayed == plans
 

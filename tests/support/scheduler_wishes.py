@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from jackfield.core.request import Request
+from jackfield.core.request import Request, SchedulingHints
 from jackfield.core.sampling_params import SamplingParams
 from jackfield.core.scheduling_policy import (
     PreemptionMode,
@@ -21,19 +21,53 @@ from jackfield.core.scheduling_policy import (
     Verdict,
 )
 
-PARAMS = SamplingParams()
 BOGUS = "nobody"
 
 
 def token_of(request_id: str, position: int) -> int:
     """The token that the simulated model gives a request at a position."""
-    return 1000 * int(request_id) + position
+    return 1_000_000 * int(request_id) + position
 
 
-def make_request(name: str, prompt: int, total: int) -> Request:
-    """A request whose prompt the simulated model could have written."""
-    tokens = [token_of(name, position) for position in range(prompt)]
-    return Request(name, tokens, PARAMS, 0.0, int(name), total)
+def prompt_of(text: int, length: int) -> list[int]:
+    """The beginning of one of a few texts."""
+    return [1000 * text + position for position in range(length)]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request in numbers.
+
+    Attributes:
+        name: its id, a number.
+        text: which text its prompt begins.
+        prompt: tokens of the prompt.
+        total: most tokens.
+        parent: id of the first of its completions; "" if it is the only one.
+        n: number of completions.
+        salt: of its cached prefixes.
+    """
+
+    name: str
+    text: int
+    prompt: int
+    total: int
+    parent: str = ""
+    n: int = 1
+    salt: str = ""
+
+    def request(self) -> Request:
+        """A new request."""
+        return Request(
+            self.name,
+            prompt_of(self.text, self.prompt),
+            SamplingParams(n=self.n),
+            0.0,
+            int(self.name),
+            self.total,
+            parent_id=self.parent,
+            hints=SchedulingHints(cache_salt=self.salt),
+        )
 
 
 @dataclass(frozen=True)
@@ -49,6 +83,8 @@ class Wish:
     prefill_budget: int | None = None
     pause: tuple[int, ...] = ()
     preempt: tuple[int, ...] = ()
+    resume: tuple[int, ...] | None = None
+    swaps: bool | None = None
     victims: tuple[int, ...] | None = None
 
 
@@ -63,6 +99,8 @@ fields: dict[str, st.SearchStrategy[Any]] = {
     "prefill_budget": st.integers(-1, 9),
     "pause": picks,
     "preempt": st.lists(st.integers(0, 6), max_size=2).map(tuple),
+    "resume": picks,
+    "swaps": st.booleans(),
 }
 wishes = st.builds(
     lambda victims, chosen: Wish(victims=victims, **chosen),
@@ -84,7 +122,7 @@ class WishfulPolicy(SchedulingPolicy):
         self.wish = Wish()
         self.view: SchedulerView | None = None
         self.proposal = Proposal()
-        self.preempted: list[str] = []
+        self.preempted: list[tuple[str, PreemptionMode]] = []
         self.progress: list[Progress] = []
         self.finished: list[str] = []
 
@@ -97,8 +135,9 @@ class WishfulPolicy(SchedulingPolicy):
         wish = self.wish
         waiting = [request.request_id for request in view.waiting()]
         running = [request.request_id for request in view.running()]
+        swapped = [request.request_id for request in view.swapped()]
         before = snapshot(view)
-        for name in (*waiting, *running):
+        for name in (*waiting, *running, *swapped):
             view.match_prefix(name)
         assert snapshot(view) == before  # S40
 
@@ -108,6 +147,8 @@ class WishfulPolicy(SchedulingPolicy):
             choices = [(number, pools.get(number, names)) for number in numbers]
             return [pool[number % len(pool)] if pool else BOGUS for number, pool in choices]
 
+        preempt = ids(wish.preempt, running)
+        mode = PreemptionMode.SWAP if wish.swaps else PreemptionMode.RECOMPUTE
         self.proposal = Proposal(
             admission_order=None if wish.admission is None else ids(wish.admission, waiting),
             max_skips=wish.skips,
@@ -117,28 +158,30 @@ class WishfulPolicy(SchedulingPolicy):
             token_budget=wish.token_budget,
             prefill_budget=wish.prefill_budget,
             pause=ids(wish.pause, running),
-            preempt=ids(wish.preempt, running),
+            preempt=preempt,
+            resume_order=None if wish.resume is None else ids(wish.resume, swapped),
+            preemption_modes={} if wish.swaps is None else dict.fromkeys(preempt, mode),
         )
         return self.proposal
 
     def victims(
         self, view: SchedulerView, beneficiary: str, candidates: Sequence[str]
-    ) -> Iterable[tuple[str, PreemptionMode]]:
+    ) -> Iterable[tuple[str, PreemptionMode | None]]:
         assert beneficiary in candidates
         assert list(candidates) == [r.request_id for r in view.running()]
         if self.wish.victims is None:
             return super().victims(view, beneficiary, candidates)
-        modes = (PreemptionMode.RECOMPUTE, PreemptionMode.SWAP)
+        modes = (PreemptionMode.RECOMPUTE, PreemptionMode.SWAP, None)
         return (
-            (BOGUS if n == 6 else candidates[n % len(candidates)], modes[n % 2])
+            (BOGUS if n == 6 else candidates[n % len(candidates)], modes[n % 3])
             for n in self.wish.victims
         )
 
     def on_preempt(self, view: SchedulerView, request_id: str, mode: PreemptionMode) -> None:
-        assert mode is PreemptionMode.RECOMPUTE
         assert view.num_blocks_of(request_id) == 0
-        assert view.block_usage().free > 0  # S19
-        self.preempted.append(request_id)
+        swapped = [request.request_id for request in view.swapped()]
+        assert (request_id in swapped) == (mode is PreemptionMode.SWAP)
+        self.preempted.append((request_id, mode))
 
     def on_progress(self, view: SchedulerView, progress: Sequence[Progress]) -> None:
         self.progress.extend(progress)
@@ -154,7 +197,7 @@ def snapshot(view: SchedulerView) -> tuple[object, ...]:
     fields = ("request_id", "num_computed_tokens", "num_generated_tokens", "num_preemptions")
     rows = [
         [[getattr(r, name) for name in fields] for r in queue]
-        for queue in (view.waiting(), view.running())
+        for queue in (view.waiting(), view.running(), view.swapped())
     ]
     return rows, view.block_usage(), view.step
 
@@ -175,6 +218,8 @@ def random_wish(draw: Random) -> Wish:
         "prefill_budget": lambda: draw.randint(-1, 9),
         "pause": some,
         "preempt": some,
+        "resume": some,
+        "swaps": lambda: draw.random() < 0.7,
     }
     chosen = draw.sample(sorted(makers), draw.choice([0, 0, 1, 2, 3]))
     victims = draw.choice([None, (6,), some()])

@@ -17,7 +17,12 @@ from torch import Tensor
 
 from jackfield.backends.triton_paged.backend import TritonBackend
 from jackfield.backends.triton_paged.tiles import TritonOptions
-from jackfield.core.attention import AttentionBatch, AttentionSpec, allocate_kv_cache
+from jackfield.core.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionSpec,
+    allocate_kv_cache,
+)
 
 from .attention_cases import UNTOUCHED, Case
 
@@ -50,10 +55,11 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
-def placed(case: Case) -> Case:
+def placed(case: Case, kind: type[AttentionBackend] = TritonBackend) -> Case:
     """The case on ``DEVICE``, its cache in the backend's own physical order."""
-    layout = TritonBackend.capabilities(DEVICE).kv_layout
-    cache = allocate_kv_cache(case.cache_spec, layout, DEVICE)
+    layout = kind.capabilities(DEVICE).kv_layout
+    scales = (case.cache.k_scale, case.cache.v_scale)
+    cache = allocate_kv_cache(case.cache_spec, layout, DEVICE, *scales)
     cache.k.copy_(case.cache.k)
     cache.v.copy_(case.cache.v)
     names = {field.name for field in fields(AttentionBatch)}
@@ -83,11 +89,18 @@ def empty_results(case: Case) -> tuple[Tensor, Tensor]:
     return out.to(DEVICE), torch.full(shape, UNTOUCHED, device=DEVICE)
 
 
-def attend(backend: TritonBackend, case: Case) -> tuple[Tensor, Tensor]:
+def attend(
+    backend: AttentionBackend, case: Case, *, with_lse: bool = True
+) -> tuple[Tensor, Tensor]:
     """``plan`` and ``forward`` of a placed case: output and LSE on the host."""
     out, lse = empty_results(case)
     backend.forward(
-        case.query, case.cache, backend.plan(case.batch), out, sinks=case.sinks, lse=lse
+        case.query,
+        case.cache,
+        backend.plan(case.batch),
+        out,
+        sinks=case.sinks,
+        lse=lse if with_lse else None,
     )
     return out.cpu(), lse.cpu()
 

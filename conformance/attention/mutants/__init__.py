@@ -11,6 +11,7 @@ from . import (
     alibi,
     causality,
     declarations,
+    eight_bits,
     lengths,
     plans,
     precision,
@@ -37,6 +38,7 @@ _TOPICS = (
     splitting,
     rows,
     writing,
+    eight_bits,
     plans,
     declarations,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ class _KeysAndValuesSwapped(PlainBackend):
         seen: range,
     ) -> Attended:
         if self.spec.head_size == self.spec.v_head_size:
-            cache = KVCache(k=cache.v, v=cache.k)
+            cache = replace(cache, k=cache.v, v=cache.k)
         return super().attend_keys(layer, rows, cache, sequence, seen)
 
 

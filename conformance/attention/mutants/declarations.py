@@ -271,7 +271,7 @@ class _Refusing(_Declaring):
         device: torch.device,
         options: PartOptions | None = None,
     ) -> None:
-        reasons = self.capabilities(device).unsupported(spec, cache, device)
+        reasons = self.unsupported(spec, cache, device)
         if reasons:
             raise self.refusal(reasons)
         super().__init__(spec, cache, device, options)

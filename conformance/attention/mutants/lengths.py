@@ -220,5 +220,5 @@ class _SequenceWithoutTokensReadsSlotZero(PlainBackend):
 class _ValuesOfShortSequencesFromKeys(PlainBackend):
     def attend_decode(self, rows: Tensor, cache: KVCache, sequence: PlannedSequence) -> Attended:
         if sequence.num_tokens == 1 and self.spec.head_size == self.spec.v_head_size:
-            cache = KVCache(k=cache.k, v=cache.k)
+            cache = replace(cache, v=cache.k)
         return super().attend_decode(rows, cache, sequence)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -77,6 +79,11 @@ class _WrittenThroughBfloat16(PlainBackend):
 @mutant("written_with_truncation", "Rounding to a smaller cache dtype cuts bits off.")
 class _WrittenWithTruncation(PlainBackend):
     def store_tokens(self, stored: Tensor, slots: Tensor, tokens: Tensor) -> None:
+        if stored.dtype.itemsize == 1:
+            # Within the normal numbers, 3 bits of the significand are left.
+            bits = tokens.to(torch.float32).view(torch.int32) & ~0xFFFFF
+            super().store_tokens(stored, slots, bits.view(torch.float32))
+            return
         rounded = tokens.to(stored.dtype)
         smaller = torch.nextafter(rounded, torch.zeros_like(rounded))
         too_far = rounded.double().abs() > tokens.double().abs()
@@ -86,7 +93,7 @@ class _WrittenWithTruncation(PlainBackend):
 @mutant("only_keys_written", "New values are not stored.")
 class _OnlyKeysWritten(PlainBackend):
     def write_kv(self, key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
-        super().write_kv(key, value, KVCache(k=cache.k, v=cache.v.clone()), slot_mapping)
+        super().write_kv(key, value, replace(cache, v=cache.v.clone()), slot_mapping)
 
 
 @mutant("value_is_the_key", "Where sizes agree, the new key is stored as the value too.")
@@ -210,7 +217,7 @@ class _HeadsWrittenInReverse(PlainBackend):
 class _AddedToTheCache(PlainBackend):
     def store_tokens(self, stored: Tensor, slots: Tensor, tokens: Tensor) -> None:
         before = stored[self.place(slots)]
-        super().store_tokens(stored, slots, tokens.to(stored.dtype) + before)
+        super().store_tokens(stored, slots, tokens.double() + before.double())
 
 
 @mutant("new_keys_scaled", "New keys are stored times the scale, which forward then leaves out.")

@@ -33,14 +33,16 @@ class StackBlockManager(BlockManager):
         self._stack = list(reversed(range(config.num_blocks)))
         self._owned: dict[str, list[int]] = {}
 
-    def can_allocate(self, token_ids: Sequence[int], num_tokens: int) -> AllocationStatus:
+    def can_allocate(
+        self, token_ids: Sequence[int], num_tokens: int, *, salt: str = ""
+    ) -> AllocationStatus:
         needed = self._num_blocks(token_ids, num_tokens)
         if needed > self.config.num_blocks:
             return AllocationStatus.NEVER
         return AllocationStatus.OK if self._fits(needed) else AllocationStatus.LATER
 
     def allocate(
-        self, request_id: str, token_ids: Sequence[int], num_tokens: int
+        self, request_id: str, token_ids: Sequence[int], num_tokens: int, *, salt: str = ""
     ) -> Allocation | None:
         if request_id in self._owned:
             raise ValueError(f"request {request_id!r} has blocks already")

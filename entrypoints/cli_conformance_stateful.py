@@ -1,0 +1,242 @@
+"""``jackfield conformance block-manager``: the suite, its laws, its mutants."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from tqdm import tqdm
+
+from .cli_errors import bad_input
+
+if TYPE_CHECKING:
+    from ..conformance.results import Report
+    from ..conformance.stateful.hunt import Kill, Quarry
+    from ..conformance.stateful.laws import StatefulLaw
+    from ..conformance.stateful.suite import StatefulOptions
+
+INTERRUPTED = 130
+
+
+def add_stateful_suites(conformance: typer.Typer) -> None:
+    """Register the commands of the suites of stateful parts."""
+    conformance.command("block-manager")(conformance_block_manager)
+    conformance.command("block-manager-laws")(conformance_block_manager_laws)
+    conformance.command("block-manager-mutants")(conformance_block_manager_mutants)
+
+
+def conformance_block_manager(
+    name: Annotated[
+        str, typer.Option(help="Registered name, or package.module:ClassName.", metavar="NAME")
+    ],
+    options: Annotated[
+        str | None, typer.Option(help="The block manager's options.", metavar="JSON")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="Size of the run: quick, full or soak.")] = "quick",
+    seed: Annotated[int, typer.Option(help="Of the stories.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Processes that share the stories; 0: one a core, at most 4.")
+    ] = 0,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the report as JSON.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Write the report as Markdown.")
+    ] = None,
+    reproducers: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a file for each failure that shows it alone."),
+    ] = None,
+) -> None:
+    """Try a block manager. Status 0: all it claims holds; 1: not; 2: bad input."""
+    with bad_input():
+        files = Files(report, markdown, reproducers)
+        raise typer.Exit(run_block_manager(name, options, profile, seed, jobs, files))
+
+
+def conformance_block_manager_laws() -> None:
+    """List the laws of the block manager suite, each with its text."""
+    with bad_input():
+        _require()
+        from ..conformance.block_manager.laws import ALL_LAWS
+
+        raise typer.Exit(_list_laws(ALL_LAWS))
+
+
+def conformance_block_manager_mutants(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[MUTANT]...", help="Default: all.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the mutants.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Write the table as Markdown.")
+    ] = None,
+) -> None:
+    """Try the suite on broken block managers. Status 0: all are caught; 1: not; 2: bad input."""
+    with bad_input():
+        _require()
+        from ..conformance.block_manager.suite import QUARRY
+
+        raise typer.Exit(_hunt(QUARRY, names or (), jobs, output))
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where results go; None writes none."""
+
+    report: Path | None = None
+    markdown: Path | None = None
+    reproducers: Path | None = None
+
+
+def run_block_manager(
+    name: str, options: str | None, profile: str, seed: int, jobs: int, files: Files
+) -> int:
+    """Try a block manager.
+
+    Raises:
+        ConfigError: anything asked for is unknown or malformed, or Hypothesis is not installed.
+        PluginError: the block manager is unknown, contested or broken.
+    """
+    _require()
+    from ..conformance.block_manager.calls import Subject
+    from ..conformance.block_manager.suite import run_suite
+    from ..conformance.resolve import part_class
+    from ..plugins.discovery import discover
+    from ..plugins.registry import PartKind
+    from ..plugins.selection import validate_options
+
+    if ":" in name and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    kind = PartKind.BLOCK_MANAGER
+    manager = part_class(discover(), kind, name)
+    values = _parsed(options)
+    subject = Subject(manager, validate_options(kind, manager.name, manager, values))
+    return _run(
+        lambda chosen, observer: run_suite(subject, chosen, observer),
+        profile,
+        seed,
+        jobs,
+        files,
+    )
+
+
+def _run(
+    suite: Callable[[StatefulOptions, Any], Report],
+    profile: str,
+    seed: int,
+    jobs: int,
+    files: Files,
+) -> int:
+    """Run a suite with its progress shown; the exit status."""
+    from ..conformance.report import to_json
+    from ..conformance.report_text import render, to_markdown
+    from ..conformance.stateful.suite import StatefulOptions
+    from ..conformance.stateful.workers import keep_out_of_the_working_directory
+    from .cli_conformance_progress import SuiteProgress
+    from .interrupts import deferred_interrupt
+
+    keep_out_of_the_working_directory()
+    command = shlex.join(["jackfield", *sys.argv[1:]])
+    chosen = StatefulOptions(profile, seed, jobs, files.reproducers, command)
+    for path in (files.report, files.markdown):
+        _ready(path)
+    with deferred_interrupt() as interrupt, SuiteProgress(interrupt) as progress:
+        try:
+            report = suite(chosen, progress)
+        except (KeyboardInterrupt, Exception) as error:
+            if isinstance(error, Exception) and not interrupt.pressed:
+                raise
+            progress.stop()
+            _say("interrupted: no report is written")
+            return INTERRUPTED
+    _show(render(report))
+    if files.report is not None:
+        files.report.write_text(to_json(report), encoding="utf-8")
+    if files.markdown is not None:
+        files.markdown.write_text(to_markdown(report), encoding="utf-8")
+    if not report.ok and files.reproducers is None:
+        _say("--reproducers DIR writes a file for each failure that shows it alone")
+    return 0 if report.ok else 1
+
+
+def _list_laws(laws: Sequence[type[StatefulLaw]]) -> int:
+    console = Console(highlight=False)
+    for law in laws:
+        needs = f" (power {law.power!r})" if law.power else ""
+        console.print(f"[bold]{escape(law.name)}[/]{escape(needs)}")
+        for paragraph in law.paragraphs():
+            text = " ".join(paragraph.replace("``", "`").split())
+            console.print(Padding(escape(text), (0, 0, 1, 2)))
+    return 0
+
+
+def _hunt(quarry: Quarry, names: Sequence[str], jobs: int, output: Path | None) -> int:
+    from ..conformance.stateful.hunt import hunt, to_markdown
+    from ..conformance.stateful.workers import keep_out_of_the_working_directory
+
+    keep_out_of_the_working_directory()
+    total = len(quarry.named(names))
+    _ready(output)
+    with tqdm(total=total, unit="mutant", disable=not sys.stderr.isatty()) as bar:
+
+        def told(kill: Kill) -> None:
+            bar.update()
+            if not kill.killed:
+                bar.write(f"{kill.mutant}: caught by nothing in {kill.examples} stories")
+
+        kills = hunt(quarry, names, jobs=jobs, report=told)
+    if output is not None:
+        command = shlex.join(["jackfield", *sys.argv[1:]])
+        output.write_text(to_markdown(quarry, kills, command), encoding="utf-8")
+    laws = Counter(kill.caught_by for kill in kills if kill.killed)
+    killed = sum(kill.killed for kill in kills)
+    slowest = max(kills, key=lambda kill: kill.seconds)
+    _show(", ".join(f"{law}: {count}" for law, count in laws.most_common()))
+    _show(
+        f"{killed} of {len(kills)} mutants caught; the slowest in {slowest.seconds:.1f} s "
+        f"({slowest.mutant})"
+    )
+    return 0 if killed == len(kills) else 1
+
+
+def _require() -> None:
+    from .cli_conformance import require_hypothesis
+
+    require_hypothesis()
+
+
+def _ready(path: Path | None) -> None:
+    from .cli_conformance import prepare
+
+    prepare(path)
+
+
+def _parsed(options: str | None) -> Mapping[str, Any]:
+    from ..core.errors import ConfigError
+    from .settings import NO_OBJECT, parse_json
+
+    if options is None:
+        return {}
+    what = f"--options {options!r}"
+    values = parse_json(options, what)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{what} is wrong: {NO_OBJECT}")
+    return values
+
+
+def _show(what: RenderableType) -> None:
+    Console(highlight=False).print(what)
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(escape(text))
