@@ -133,13 +133,17 @@ def clean_block_table(table: Int32, seq_lens: Int32, block_size: int) -> Int32:
     return np.where(np.arange(table.shape[1]) < used[:, None], table, 0).astype(np.int32)
 
 
-def blind_rows(batch: AttentionBatch) -> Int64:
-    """Query rows of sequences without any token: they see no key. ``[..]``, int64."""
+def blind_rows(batch: AttentionBatch, sequences: Int64) -> Int64:
+    """Query rows of those of some sequences that have no token: they see no key. ``[..]``, int64.
+
+    Args:
+        batch: read from its host twins.
+        sequences: ascending numbers of sequences.
+    """
     starts = batch.query_start_loc_cpu.numpy().astype(np.int64)
-    empty = np.flatnonzero((batch.seq_lens_cpu.numpy() == 0) & (np.diff(starts) > 0))
-    if not len(empty):
-        return np.zeros(0, np.int64)
-    return np.concatenate([np.arange(starts[i], starts[i + 1]) for i in empty])
+    empty = sequences[batch.seq_lens_cpu.numpy()[sequences] == 0]
+    rows = [np.arange(starts[one], starts[one + 1]) for one in empty]
+    return np.concatenate(rows) if rows else np.zeros(0, np.int64)
 
 
 def _rows(first_rows: Int64, query_lens: Int32, query_start_loc: Int32) -> slice | Int64:

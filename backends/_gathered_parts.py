@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.attention import AttentionBatch, AttentionSpec, KVCacheSpec
 from ..core.errors import UnsupportedError
-from ._batch_parts import BatchPart, Int64, take_part
+from ._batch_parts import BatchPart, Int64, blind_rows, take_part
 from ._packed_keys import PackedKeys, pack_keys
 from ._views import part_of, split
 
@@ -79,10 +78,8 @@ def split_blind(batch: AttentionBatch, sequences: Int64) -> tuple[Int64, Int64]:
         batch: read from its host twins.
         sequences: ascending numbers of sequences with query rows.
     """
-    empty = batch.seq_lens_cpu.numpy()[sequences] == 0
-    starts = batch.query_start_loc_cpu.numpy().astype(np.int64)
-    rows = [np.arange(starts[one], starts[one + 1]) for one in sequences[empty]]
-    return sequences[~empty], np.concatenate(rows) if rows else np.zeros(0, np.int64)
+    seeing = sequences[batch.seq_lens_cpu.numpy()[sequences] > 0]
+    return seeing, blind_rows(batch, sequences)
 
 
 class KeyGather:

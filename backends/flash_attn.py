@@ -23,7 +23,7 @@ from ..core.attention import (
     KVCacheSpec,
     SizeSet,
 )
-from ..core.attention_checks import check_call
+from ..core.attention_checks import check_call, own_options, own_plan
 from ..core.options import PartOptions
 from ._flash_attn_plan import FlashAttnPart, FlashAttnPlan, make_plan, update_plan
 from ._library import Library
@@ -97,11 +97,7 @@ class FlashAttnBackend(AttentionBackend):
         options: PartOptions | None = None,
     ) -> None:
         super().__init__(spec, cache, device, options)
-        if not isinstance(self.options, self.Options):
-            raise TypeError(
-                f"options of {self.name!r} must be {self.Options.__name__}, not "
-                f"{type(self.options).__name__}"
-            )
+        own_options(self, self.Options)
         self._kernels: Any = LIBRARY.require(self.name, device).flash_attn_gpu
         self._cache = NhdCache(self.name, cache, device)
         self._block_size = cache.block_size
@@ -118,8 +114,7 @@ class FlashAttnBackend(AttentionBackend):
             TypeError: ``into`` is of another backend.
             ValueError: ``into`` was made for other query lengths or a narrower block table.
         """
-        if into is not None and not isinstance(into, FlashAttnPlan):
-            raise TypeError(f"{self.name!r} cannot use a plan of type {type(into).__name__}")
+        into = None if into is None else own_plan(self, into, FlashAttnPlan)
         # Buffers made in inference mode could not be written outside of it.
         with torch.inference_mode(mode=False):
             if into is None:
@@ -151,8 +146,7 @@ class FlashAttnBackend(AttentionBackend):
             ValueError: sinks are given to a spec without them, or missing, or the rows are too few;
                 or the cache has another size or order.
         """
-        if not isinstance(plan, FlashAttnPlan):
-            raise TypeError(f"{self.name!r} cannot use a plan of type {type(plan).__name__}")
+        plan = own_plan(self, plan, FlashAttnPlan)
         check_call(self.spec, plan.num_tokens, query, out, sinks)
         self._cache.by_token(cache)
         captured = query.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -25,7 +25,7 @@ from ..core.attention import (
     KVCacheSpec,
     SizeSet,
 )
-from ..core.attention_checks import check_call
+from ..core.attention_checks import check_call, own_options, own_plan, refuse_update
 from ..core.options import PartOptions
 from ._batch_parts import BatchPart, take_part
 from ._library import Library
@@ -122,11 +122,7 @@ class FlashAttn4Backend(AttentionBackend):
         options: PartOptions | None = None,
     ) -> None:
         super().__init__(spec, cache, device, options)
-        if not isinstance(self.options, self.Options):
-            raise TypeError(
-                f"options of {self.name!r} must be {self.Options.__name__}, not "
-                f"{type(self.options).__name__}"
-            )
+        own_options(self, self.Options)
         self._library: Any = LIBRARY.require(self.name, device)
         self._cache = NhdCache(self.name, cache, device)
         self._block_size = cache.block_size
@@ -137,10 +133,7 @@ class FlashAttn4Backend(AttentionBackend):
         Raises:
             ValueError: ``into`` is given: plans are not updated in place (no CUDA graphs).
         """
-        if into is not None:
-            raise ValueError(
-                f"attention backend {self.name!r} has no CUDA graphs: into must be None"
-            )
+        refuse_update(self, into)
         query_lens = np.diff(batch.query_start_loc_cpu.numpy())
         part = take_part(batch, np.flatnonzero(query_lens), self._block_size)
         # What the kernel makes of a sequence without keys is not documented. It reads as many keys
@@ -187,8 +180,7 @@ class FlashAttn4Backend(AttentionBackend):
             ValueError: sinks are given to a spec without them, or missing, or the rows are too few;
                 or the cache has another size or order.
         """
-        if not isinstance(plan, FlashAttn4Plan):
-            raise TypeError(f"{self.name!r} cannot use a plan of type {type(plan).__name__}")
+        plan = own_plan(self, plan, FlashAttn4Plan)
         check_call(self.spec, plan.num_tokens, query, out, sinks)
         self._cache.by_token(cache)
         if not plan.num_tokens:

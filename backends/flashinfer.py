@@ -27,7 +27,7 @@ from ..core.attention import (
     SizeSet,
     dtype_name,
 )
-from ..core.attention_checks import check_call
+from ..core.attention_checks import check_call, own_options, own_plan
 from ..core.errors import UnsupportedError
 from ..core.options import PartOptions
 from ._flashinfer_modules import LIBRARY, KernelModule
@@ -138,11 +138,7 @@ class FlashInferBackend(AttentionBackend):
         options: PartOptions | None = None,
     ) -> None:
         super().__init__(spec, cache, device, options)
-        chosen = self.options
-        if not isinstance(chosen, FlashInferOptions):
-            raise TypeError(
-                f"options of {self.name!r} must be FlashInferOptions, not {type(chosen).__name__}"
-            )
+        chosen = own_options(self, FlashInferOptions)
         library = LIBRARY.load()
         self._modules: dict[str, KernelModule] = {
             kernels: KernelModule.of(library, kernels, spec, cache)
@@ -195,8 +191,7 @@ class FlashInferBackend(AttentionBackend):
                 for decoding.
             UnsupportedError: the kernels cannot be compiled.
         """
-        if into is not None and not isinstance(into, FlashInferPlan):
-            raise TypeError(f"{self.name!r} cannot use a plan of type {type(into).__name__}")
+        into = None if into is None else own_plan(self, into, FlashInferPlan)
         arrays = StepArrays.of(batch, self.cache_spec.block_size)
         # Buffers made in inference mode could not be written outside of it.
         with torch.inference_mode(mode=False):
@@ -283,8 +278,7 @@ class FlashInferBackend(AttentionBackend):
             ValueError: sinks are given to a spec without them, or missing; the rows are too few; a
                 tensor is not aligned to 16 bytes; or the cache has another size.
         """
-        if not isinstance(plan, FlashInferPlan):
-            raise TypeError(f"{self.name!r} cannot use a plan of type {type(plan).__name__}")
+        plan = own_plan(self, plan, FlashInferPlan)
         check_call(self.spec, plan.num_tokens, query, out, sinks)
         if plan.held is None:
             return out

@@ -27,7 +27,7 @@ from ..core.attention import (
     KVCacheSpec,
     SizeSet,
 )
-from ..core.attention_checks import check_call
+from ..core.attention_checks import check_call, own_options, own_plan, refuse_update
 from ..core.errors import UnsupportedError
 from ..core.options import PartOptions
 from ._flex_calls import CallStyle, FlexCall, Geometry, build_calls
@@ -114,11 +114,7 @@ class FlexBackend(AttentionBackend):
         options: PartOptions | None = None,
     ) -> None:
         super().__init__(spec, cache, device, options)
-        chosen = self.options
-        if not isinstance(chosen, FlexOptions):
-            raise TypeError(
-                f"options of {self.name!r} must be FlexOptions, not {type(chosen).__name__}"
-            )
+        chosen = own_options(self, FlexOptions)
         on_cuda = device.type == "cuda"
         if chosen.compile and not on_cuda:
             raise UnsupportedError(
@@ -162,10 +158,7 @@ class FlexBackend(AttentionBackend):
             ValueError: ``into`` is given: plans are not updated in place (no CUDA graphs); or the
                 batch sees more keys than the compiled kernel can address.
         """
-        if into is not None:
-            raise ValueError(
-                f"attention backend {self.name!r} has no CUDA graphs: into must be None"
-            )
+        refuse_update(self, into)
         with torch.inference_mode(mode=False):
             calls = tuple(
                 replace(call, mask=self._kernel.prepare(call.mask)) if call.mask else call
@@ -205,8 +198,7 @@ class FlexBackend(AttentionBackend):
             TypeError: the plan is of another backend.
             ValueError: sinks are given to a spec without them, or missing, or the rows are too few.
         """
-        if not isinstance(plan, FlexPlan):
-            raise TypeError(f"{self.name!r} cannot use a plan of type {type(plan).__name__}")
+        plan = own_plan(self, plan, FlexPlan)
         check_call(self.spec, plan.num_tokens, query, out, sinks)
         keys, values = self._cache.by_token(cache)
         for call in plan.calls:

@@ -27,7 +27,7 @@ from ..core.attention import (
     KVCache,
     KVCacheSpec,
 )
-from ..core.attention_checks import check_call
+from ..core.attention_checks import check_call, own_options, own_plan, refuse_update
 from ..core.options import PartOptions
 from ._explicit_attention import ExplicitAttention
 from ._kv_store import bits
@@ -163,11 +163,7 @@ class TorchSdpaBackend(AttentionBackend):
     ) -> None:
         super().__init__(spec, cache, device, options)
         on_cpu = device.type == "cpu"
-        limits = self.options
-        if not isinstance(limits, TorchSdpaOptions):
-            raise TypeError(
-                f"options of {self.name!r} must be TorchSdpaOptions, not {type(limits).__name__}"
-            )
+        limits = own_options(self, TorchSdpaOptions)
         default = 1 << 22 if on_cpu else 1 << 26
         self._limits = Limits(
             score_elements=limits.max_score_elements or default,
@@ -202,10 +198,7 @@ class TorchSdpaBackend(AttentionBackend):
         Raises:
             ValueError: ``into`` is given: plans are not updated in place (no CUDA graphs).
         """
-        if into is not None:
-            raise ValueError(
-                f"attention backend {self.name!r} has no CUDA graphs: into must be None"
-            )
+        refuse_update(self, into)
         # Buffers made in inference mode could not be written outside of it.
         with torch.inference_mode(mode=False):
             groups, blind_rows = build_groups(
@@ -260,8 +253,7 @@ class TorchSdpaBackend(AttentionBackend):
             TypeError: the plan is of another backend.
             ValueError: sinks are given to a spec without them, or missing.
         """
-        if not isinstance(plan, TorchSdpaPlan):
-            raise TypeError(f"{self.name!r} cannot use a plan of type {type(plan).__name__}")
+        plan = own_plan(self, plan, TorchSdpaPlan)
         check_call(self.spec, plan.num_tokens, query, out, sinks)
         k_rows, v_rows = self._cache.by_token(cache)
         scales = (self.spec.scale * cache.k_scale, cache.v_scale)

@@ -28,7 +28,7 @@ from ..core.attention import (
     KVCacheSpec,
     SizeSet,
 )
-from ..core.attention_checks import check_call
+from ..core.attention_checks import check_call, own_options, own_plan, refuse_update
 from ..core.options import PartOptions
 from ._batch_parts import BatchPart, take_part
 from ._gathered_parts import (
@@ -137,11 +137,7 @@ class TorchVarlenBackend(AttentionBackend):
         options: PartOptions | None = None,
     ) -> None:
         super().__init__(spec, cache, device, options)
-        chosen = self.options
-        if not isinstance(chosen, TorchVarlenOptions):
-            raise TypeError(
-                f"options of {self.name!r} must be TorchVarlenOptions, not {type(chosen).__name__}"
-            )
+        chosen = own_options(self, TorchVarlenOptions)
         refuse_large_caches(self.name, cache)
         varlen: Any = self._module()
         self._attend = varlen.varlen_attn
@@ -190,10 +186,7 @@ class TorchVarlenBackend(AttentionBackend):
         Raises:
             ValueError: ``into`` is given: plans are not updated in place (no CUDA graphs).
         """
-        if into is not None:
-            raise ValueError(
-                f"attention backend {self.name!r} has no CUDA graphs: into must be None"
-            )
+        refuse_update(self, into)
         with_rows = np.flatnonzero(np.diff(batch.query_start_loc_cpu.numpy()) > 0)
         seeing, blind = split_blind(batch, with_rows)
         # Buffers made in inference mode could not be written outside of it.
@@ -296,8 +289,7 @@ class TorchVarlenBackend(AttentionBackend):
             ValueError: sinks are given to a spec without them, or missing, or the rows are too few;
                 or the cache has another size or order.
         """
-        if not isinstance(plan, TorchVarlenPlan):
-            raise TypeError(f"{self.name!r} cannot use a plan of type {type(plan).__name__}")
+        plan = own_plan(self, plan, TorchVarlenPlan)
         check_call(self.spec, plan.num_tokens, query, out, sinks)
         caches = self._cache.by_token(cache)
         wants_sums = lse is not None or sinks is not None

@@ -24,7 +24,7 @@ from ..core.attention import (
     KVCacheSpec,
     SizeSet,
 )
-from ..core.attention_checks import check_call
+from ..core.attention_checks import check_call, own_options, own_plan, refuse_update
 from ..core.errors import UnsupportedError
 from ..core.options import PartOptions
 from ._gathered_parts import KeyGather, aligned, grouped, refuse_large_caches
@@ -100,11 +100,7 @@ class XformersCutlassBackend(AttentionBackend):
         options: PartOptions | None = None,
     ) -> None:
         super().__init__(spec, cache, device, options)
-        chosen = self.options
-        if not isinstance(chosen, XformersOptions):
-            raise TypeError(
-                f"options of {self.name!r} must be XformersOptions, not {type(chosen).__name__}"
-            )
+        chosen = own_options(self, XformersOptions)
         refuse_large_caches(self.name, cache)
         fmha = self._library.require(self.name, device)
         self._fmha: Any = fmha
@@ -135,10 +131,7 @@ class XformersCutlassBackend(AttentionBackend):
         Raises:
             ValueError: ``into`` is given: plans are not updated in place (no CUDA graphs).
         """
-        if into is not None:
-            raise ValueError(
-                f"attention backend {self.name!r} has no CUDA graphs: into must be None"
-            )
+        refuse_update(self, into)
         # Buffers made in inference mode could not be written outside of it.
         with torch.inference_mode(mode=False):
             return self._planner.make(batch)
@@ -164,8 +157,7 @@ class XformersCutlassBackend(AttentionBackend):
             ValueError: sinks are given to a spec without them, or missing, or the rows are too few;
                 or the cache has another size or order.
         """
-        if not isinstance(plan, XformersPlan):
-            raise TypeError(f"{self.name!r} cannot use a plan of type {type(plan).__name__}")
+        plan = own_plan(self, plan, XformersPlan)
         check_call(self.spec, plan.num_tokens, query, out, sinks)
         caches = self._cache.by_token(cache)
         wants_sums = lse is not None or sinks is not None
@@ -285,8 +277,7 @@ class XformersBackend(XformersCutlassBackend):
         """
         if into is None:
             return super().plan(batch)
-        if not isinstance(into, XformersPlan):
-            raise TypeError(f"{self.name!r} cannot use a plan of type {type(into).__name__}")
+        into = own_plan(self, into, XformersPlan)
         self._planner.update(into, batch)
         return into
 

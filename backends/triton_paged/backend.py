@@ -22,7 +22,7 @@ from ...core.attention import (
     SizeSet,
     dtype_name,
 )
-from ...core.attention_checks import check_call
+from ...core.attention_checks import check_call, own_options, own_plan
 from ...core.errors import UnsupportedError
 from ...core.options import PartOptions
 from .layer import UNIT, geometry_of, layer_constants
@@ -123,11 +123,7 @@ class TritonBackend(AttentionBackend):
         options: PartOptions | None = None,
     ) -> None:
         super().__init__(spec, cache, device, options)
-        tiles = self.options
-        if not isinstance(tiles, TritonOptions):
-            raise TypeError(
-                f"options of {self.name!r} must be TritonOptions, not {type(tiles).__name__}"
-            )
+        tiles = own_options(self, TritonOptions)
         from . import decode_kernel, device_code, prefill_kernel
 
         if device.type == "cpu" and not device_code.INTERPRETED:
@@ -153,8 +149,7 @@ class TritonBackend(AttentionBackend):
             TypeError: ``into`` is of another backend.
             ValueError: ``into`` was made for other query lengths or a narrower block table.
         """
-        if into is not None and not isinstance(into, TritonPlan):
-            raise TypeError(f"{self.name!r} cannot use a plan of type {type(into).__name__}")
+        into = None if into is None else own_plan(self, into, TritonPlan)
         # Buffers made in inference mode could not be written outside of it.
         with torch.inference_mode(mode=False):
             return self._planner.make(batch, into)
@@ -190,8 +185,7 @@ class TritonBackend(AttentionBackend):
             ValueError: sinks are given to a spec without them, or missing; a tensor has another
                 dtype, shape or order than the backend was built for.
         """
-        if not isinstance(plan, TritonPlan):
-            raise TypeError(f"{self.name!r} cannot use a plan of type {type(plan).__name__}")
+        plan = own_plan(self, plan, TritonPlan)
         check_call(self.spec, plan.num_tokens, query, out, sinks)
         if sinks is not None:
             check_sinks_kind(sinks, self.spec)

@@ -61,8 +61,10 @@ def test_a_part_of_nothing_has_no_rows() -> None:
 
 
 def test_only_rows_of_sequences_without_tokens_are_blind() -> None:
-    assert blind_rows(a_batch([(2, 2), (1, 0), (0, 0), (2, 0)])).tolist() == [2, 3, 4]
-    assert blind_rows(a_batch([(2, 2)])).tolist() == []
+    batch = a_batch([(2, 2), (1, 0), (0, 0), (2, 0)])
+    assert blind_rows(batch, np.arange(4)).tolist() == [2, 3, 4]
+    assert blind_rows(batch, np.array([0, 3])).tolist() == [3, 4]
+    assert blind_rows(a_batch([(2, 2)]), np.arange(1)).tolist() == []
 
 
 lengths_of_batches = st.lists(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jackfield.core.block_manager import BlockManagerConfig
+from jackfield.core.block_managers.paged import PagedBlockManager
 from jackfield.core.errors import PluginError
-from jackfield.core.paged_block_manager import PagedBlockManager
 from jackfield.core.request import Request
 from jackfield.core.sampling_params import SamplingParams
 from jackfield.core.scheduler import SchedulerConfig, StepPlan

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from jackfield.core.block_manager import BlockCopy, BlockManagerConfig, BlockUsage
+from jackfield.core.block_managers.paged import PagedBlockManager
 from jackfield.core.errors import CapacityError, ConfigError, RequestError
-from jackfield.core.paged_block_manager import PagedBlockManager
 from jackfield.core.request import FinishReason, Request, SchedulingHints
 from jackfield.core.sampling_params import SamplingParams
 from jackfield.core.scheduler import SchedulerConfig, StepPlan
@@ -462,7 +462,7 @@ def test_token_sequence_is_prompt_and_completion() -> None:
 
 HISTORY = """
 from jackfield.core.block_manager import BlockManagerConfig
-from jackfield.core.paged_block_manager import PagedBlockManager
+from jackfield.core.block_managers.paged import PagedBlockManager
 from jackfield.core.request import Request
 from jackfield.core.sampling_params import SamplingParams
 from jackfield.core.scheduler import SchedulerConfig

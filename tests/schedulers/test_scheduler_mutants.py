@@ -10,8 +10,8 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.scheduler_machine import DefaultPolicyMachine, SchedulerMachine
 
+from jackfield.core.block_managers.paged import PagedBlockManager
 from jackfield.core.errors import JackfieldError
-from jackfield.core.paged_block_manager import PagedBlockManager
 from jackfield.core.scheduler import MoveKind, SchedulerConfig, StepPlan
 from jackfield.schedulers.entry import Entry, State
 from jackfield.schedulers.queue_scheduler import QueueScheduler
