@@ -185,6 +185,19 @@ _POWER_OF_SETTING = {
 }
 
 
+def check_num_tokens(token_ids: Sequence[int], num_tokens: int) -> None:
+    """Refuse to admit a request with more tokens than it has, or none.
+
+    Raises:
+        ValueError: ``num_tokens`` is out of range.
+    """
+    if not 1 <= num_tokens <= len(token_ids):
+        raise ValueError(
+            f"num_tokens={num_tokens} must be at least 1 and at most {len(token_ids)}, "
+            "the tokens of the request"
+        )
+
+
 class BlockManager(ABC):
     """Hands out the blocks of one KV cache.
 

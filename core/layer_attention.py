@@ -15,6 +15,7 @@ from .attention import (
     AttentionSpec,
     KVCache,
     KVCacheSpec,
+    KVLayout,
     allocate_kv_cache,
 )
 
@@ -64,14 +65,15 @@ def bind_layers(
         kv_scales: of keys and values of each layer, for caches of 8 bits; None is 1.
     """
     backends: dict[AttentionSpec, AttentionBackend] = {}
+    layouts: dict[AttentionSpec, KVLayout] = {}
     layers = []
     for index, spec in enumerate(specs):
         cache_spec = kv_cache_spec(spec, num_blocks, block_size, dtype)
         if spec not in backends:
             backends[spec] = make_backend(spec, cache_spec)
-        layout = backends[spec].capabilities(device).kv_layout
+            layouts[spec] = backends[spec].capabilities(device).kv_layout
         scales = (1.0, 1.0) if kv_scales is None else kv_scales[index]
-        cache = allocate_kv_cache(cache_spec, layout, device, *scales)
+        cache = allocate_kv_cache(cache_spec, layouts[spec], device, *scales)
         layers.append(LayerAttention(backends[spec], cache))
     return layers
 

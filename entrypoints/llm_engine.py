@@ -324,10 +324,8 @@ class _Builder:
         logger.info("KV cache of %s; scales %s", dtype_name(self.kv_dtype), where)
         return scales
 
-    def _graphs(self, model: Model, layers: list[LayerAttention]) -> DecodeGraphs | None:
-        """Not captured yet; None if there is nothing to capture."""
-        if not self.graph_sizes:
-            return None
+    def _graphs(self, model: Model, layers: list[LayerAttention]) -> DecodeGraphs:
+        """Not captured yet."""
         max_blocks = -(-self.max_model_len // self.block_size)
         return DecodeGraphs(model, layers, self.graph_sizes, max_blocks, self.device)
 
@@ -359,9 +357,9 @@ class _Builder:
                 options.max_num_batched_tokens, options.max_num_seqs, self.max_model_len
             )
             peak = measure_peak(model, self._bind, self.block_size, limits, self.device, before)
-            graphs = self._graphs(model, self._bind(1))
             peak += staging_bytes(self.host_block_bytes, self.num_host_blocks)
-            if graphs is not None:
+            if self.graph_sizes:
+                graphs = self._graphs(model, self._bind(1))
                 peak += graph_memory(graphs, lambda: DeviceMemory.now(self.device).used)
             size = gpu_kv_cache_bytes(
                 before.total, before.used, peak, options.gpu_memory_utilization
@@ -418,7 +416,7 @@ class _Builder:
         decision_log = None if log is None else DecisionLog(Path(log))
         layers = self._bind(num_blocks)
         mover = KVMover([layer.cache for layer in layers], self.num_host_blocks)
-        graphs = self._graphs(model, layers)
+        graphs = self._graphs(model, layers) if self.graph_sizes else None
         if graphs is not None:
             capture(graphs)
         return cls(

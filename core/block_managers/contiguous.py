@@ -16,6 +16,7 @@ from ..block_manager import (
     BlockManagerConfig,
     BlockTable,
     BlockUsage,
+    check_num_tokens,
 )
 from ..options import PartOptions
 
@@ -45,7 +46,7 @@ class ContiguousBlockManager(BlockManager):
     def can_allocate(
         self, token_ids: Sequence[int], num_tokens: int, *, salt: str = ""
     ) -> AllocationStatus:
-        self._check(token_ids, num_tokens)
+        check_num_tokens(token_ids, num_tokens)
         if num_tokens > self.largest_request():
             return AllocationStatus.NEVER
         return AllocationStatus.LATER if self._gap() is None else AllocationStatus.OK
@@ -55,7 +56,7 @@ class ContiguousBlockManager(BlockManager):
     ) -> Allocation | None:
         if request_id in self._tables:
             raise ValueError(f"request {request_id!r} has blocks already")
-        self._check(token_ids, num_tokens)
+        check_num_tokens(token_ids, num_tokens)
         place = self._gap()
         if place is None or num_tokens > self.largest_request():
             return None
@@ -104,10 +105,3 @@ class ContiguousBlockManager(BlockManager):
             return None
         lengths = (length for _, length in self._gaps)
         return next((i for i, length in enumerate(lengths) if length >= self._num_reserved), None)
-
-    def _check(self, token_ids: Sequence[int], num_tokens: int) -> None:
-        if not 1 <= num_tokens <= len(token_ids):
-            raise ValueError(
-                f"num_tokens={num_tokens} must be at least 1 and at most {len(token_ids)}, "
-                "the tokens of the request"
-            )

@@ -22,6 +22,7 @@ from ..block_manager import (
     BlockTable,
     BlockUsage,
     PrefixStats,
+    check_num_tokens,
 )
 from ..errors import ConfigError
 from ..options import PartOptions
@@ -328,11 +329,7 @@ class SharingBlockManager(BlockManager):
         return len(self._free) + self._cache.num_cached
 
     def _blocks_for(self, token_ids: Sequence[int], num_tokens: int) -> int:
-        if not 1 <= num_tokens <= len(token_ids):
-            raise ValueError(
-                f"num_tokens={num_tokens} must be at least 1 and at most {len(token_ids)}, "
-                "the tokens of the request"
-            )
+        check_num_tokens(token_ids, num_tokens)
         return self.config.blocks_for(num_tokens)
 
     def _on_device(self, request_id: str) -> tuple[Holding, GrowingTable]:
