@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -597,14 +597,14 @@ def test_inputs_are_those_of_the_suite(name: str) -> None:
         assert tensor.stride() == right.stride()
 
 
-@pytest.mark.skipif(shutil.which("ruff") is None, reason="ruff is not installed")
+@pytest.mark.skipif(find_spec("ruff") is None, reason="ruff is not installed")
 def test_text_is_formatted(runs: dict[str, Run], tmp_path: Path) -> None:
     for name, run in runs.items():
         (tmp_path / f"{name}.py").write_text(run.text)
     for arguments in (["check", "--select", "E,F,I,N,UP,W,B"], ["format", "--diff"]):
         options = ["--isolated", "--line-length", "100", "--target-version", "py310"]
         finished = subprocess.run(
-            ["ruff", *arguments, *options, str(tmp_path)],
+            [sys.executable, "-m", "ruff", *arguments, *options, str(tmp_path)],
             capture_output=True,
             text=True,
             check=False,
