@@ -38,6 +38,8 @@ from .sampling_params import GREEDY_TEMPERATURE
 
 #: Logits that are filtered and drawn from at a time; each takes some 40 bytes meanwhile.
 _MAX_ELEMENTS = 1 << 25
+#: Tokens whose weights are added up before it is known whether the draw is among them.
+_PIECE = 512
 #: Fixed-point totals stay below 2**62, well inside int64.
 _TOTAL_BITS = 62
 
@@ -211,12 +213,21 @@ def _draw(units: Tensor, uniform: Tensor) -> Tensor:
     """Inverse of the cumulative weight: ``[R, V]`` int64 and ``[R, 1]`` in, ``[R, 1]`` out.
 
     The result is the first token with more than ``target`` units up to it, itself counted; its own
-    units are above 0, and ``target < total`` makes sure that there is one.
+    units are above 0, and ``target < total`` makes sure that there is one. First the piece of the
+    vocabulary is found, then the token within it: the sums are whole numbers, so the result is that
+    of one long cumulative sum, of which most would never be looked at.
     """
-    cumulative = units.cumsum(dim=-1)
-    total = cumulative[:, -1:]
+    vocab_size = units.shape[1]
+    whole = vocab_size // _PIECE * _PIECE
+    sums = units[:, :whole].unflatten(1, (whole // _PIECE, _PIECE)).sum(dim=-1)
+    ends = torch.cat([sums, units[:, whole:].sum(dim=-1, keepdim=True)], dim=1).cumsum(dim=-1)
+    total = ends[:, -1:]
     target = torch.minimum((uniform * total).to(torch.int64), total - 1)
-    return torch.searchsorted(cumulative, target, right=True)
+    piece = torch.searchsorted(ends, target, right=True)
+    before = ends.gather(1, (piece - 1).clamp(min=0)).where(piece > 0, 0)
+    tokens = piece * _PIECE + torch.arange(_PIECE, device=units.device)
+    inside = units.gather(1, tokens.clamp(max=vocab_size - 1)).masked_fill(tokens >= vocab_size, 0)
+    return piece * _PIECE + torch.searchsorted(inside.cumsum(-1), target - before, right=True)
 
 
 def _likeliest_mask(scaled: Tensor, batch: SamplingBatch) -> Tensor:

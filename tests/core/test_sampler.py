@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.cuda import no_synchronisation
 from torch import Tensor
 
+from jackfield.core import sampler
 from jackfield.core.random_stream import child_seed, derive_seed, uniforms
 from jackfield.core.sampler import SamplingBatch, sample
 
@@ -302,6 +303,23 @@ class TestDistribution:
         assert set(draws(logits, Row(), 8)) == {151_935}
         logits[0, :-1] = -30.0
         assert max(draws(logits, Row(), 8)) < 151_936
+
+    @pytest.mark.parametrize("vocab_size", [1, 7, 511, 512, 513, 1024, 1025, 50_257])
+    def test_a_draw_is_that_of_one_long_cumulative_sum(self, vocab_size: int) -> None:
+        """Totals close to the largest there are, most units zero, the extreme random numbers."""
+        random = torch.Generator().manual_seed(vocab_size)
+        largest = 2**62 // vocab_size
+        units = torch.randint(0, largest, (64, vocab_size), generator=random)
+        units[torch.rand(64, vocab_size, generator=random) < 0.8] = 0
+        units[:32, -1] = largest
+        units[32:, 0] = 1
+        uniform = torch.rand(64, 1, generator=random, dtype=torch.float64)
+        uniform[::8], uniform[1::8] = 0.0, 1 - 2.0**-53
+        cumulative = units.cumsum(dim=-1)
+        total = cumulative[:, -1:]
+        target = torch.minimum((uniform * total).long(), total - 1)
+        expected = torch.searchsorted(cumulative, target, right=True)
+        assert torch.equal(sampler._draw(units, uniform), expected)
 
     def test_logits_are_not_changed(self) -> None:
         logits = random_logits(3, 50)
