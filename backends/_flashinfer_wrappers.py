@@ -43,6 +43,16 @@ class HeldWrapper:
     pages: Tensor | None
     copied: Any = None
 
+    def keep_until_copied(self) -> None:
+        """Keep the memory of the plan, pinned, from being used anew while it is being copied.
+
+        The library starts that copy behind torch's back: if the wrapper were dropped meanwhile,
+        torch would give its memory to the next who wants some. A copy that torch knows of, of a
+        byte and behind the other one, makes it wait for both.
+        """
+        source = self.wrapper._pin_memory_int_workspace_buffer
+        self.workspace[:1].copy_(source[:1], non_blocking=True)
+
 
 @dataclass(frozen=True)
 class PlanSettings:
@@ -240,4 +250,5 @@ class WrapperPool:
 
     def _note_copy(self, held: HeldWrapper) -> None:
         if self._device.type == "cuda":
+            held.keep_until_copied()
             held.copied = torch.cuda.current_stream(self._device).record_event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -94,9 +95,15 @@ class Library:
 
 @cache
 def _import_failure(module: str) -> str | None:
-    """What importing a module raised, in a line. Compiled libraries raise all kinds of errors."""
+    """What importing a module raised, in a line. Compiled libraries raise all kinds of errors.
+
+    What a library warns of while it is imported is nobody's business here, and a program that turns
+    warnings into errors must not lose the library by it.
+    """
     try:
-        importlib.import_module(module)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(module)
     except Exception as error:
         text = str(error).strip().splitlines()
         return f"{type(error).__name__}: {text[0] if text else 'no message'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,6 +136,17 @@ def test_what_an_import_raises_is_told_on_cuda(monkeypatch: pytest.MonkeyPatch) 
         "'swift_attention'"
     )
     _library._import_failure.cache_clear()
+
+
+def test_what_a_library_warns_of_when_it_is_imported_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "noisy_attention.py").write_text(
+        'import warnings\nwarnings.warn("an old name", DeprecationWarning)\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(metadata, "version", lambda name: "2.1")
+    assert Library("noisy", "noisy_attention", None, "2.1", "3").missing(CUDA) is None
 
 
 def test_a_library_without_an_extra_is_installed_by_its_own_name() -> None:

@@ -182,6 +182,31 @@ def test_a_captured_graph_replays_with_other_lengths() -> None:
         assert_meaning(host, out.cpu(), lse.cpu())
 
 
+@pytest.mark.parametrize("lengths", [MIXED, DECODE], ids=["mixed", "decode"])
+def test_a_plan_that_is_dropped_early_is_copied_all_the_same(
+    lengths: tuple[list[int], list[int]],
+) -> None:
+    """The device is late: what the host does meanwhile with the memory of the plan must not
+    count."""
+    host, case = case_of(lengths)
+    backend = backend_of(case)
+    attend(backend, case)
+    out, lse = empty_results(case)
+    torch.cuda._sleep(1_000_000_000)
+    plan = backend.plan(case.batch)
+    sizes = {plan.held.wrapper._pin_memory_int_workspace_buffer.numel()} if plan.held else set()
+    assert sizes
+    backend.forward(case.query, case.cache, plan, out, lse=lse)
+    del plan, backend
+    others = [
+        torch.full((size,), 255, dtype=torch.uint8, pin_memory=True)
+        for size in sizes
+        for _ in range(4)
+    ]
+    assert_meaning(host, out.cpu(), lse.cpu())
+    assert len(others) == 4
+
+
 def test_many_sequences_and_a_long_prompt() -> None:
     """More tiles than the device has processors, and a split of keys."""
     many = ([1 + 7 * index % 90 for index in range(500)], [1] * 500)
