@@ -41,6 +41,21 @@ class Member:
     failures: int = 0
     failure: str = ""
 
+    def joined(self, other: Member) -> Member:
+        """With what another process found about the same backend, on other batches."""
+        # A NaN is the worst of all.
+        worst = self if other.error <= self.error else other
+        return Member(
+            name=self.name,
+            origin=self.origin,
+            block_sizes=tuple(sorted({*self.block_sizes, *other.block_sizes})),
+            error=worst.error,
+            worst_case=worst.worst_case,
+            batches=self.batches + other.batches,
+            failures=self.failures + other.failures,
+            failure=self.failure or other.failure,
+        )
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -60,6 +75,18 @@ class Pair:
     worst_case: str = ""
     batches: int = 0
     equal: int = 0
+
+    def joined(self, other: Pair) -> Pair:
+        """With what another process found about the same backends, on other batches."""
+        worst = self if other.difference <= self.difference else other
+        return Pair(
+            first=self.first,
+            second=self.second,
+            difference=worst.difference,
+            worst_case=worst.worst_case,
+            batches=self.batches + other.batches,
+            equal=self.equal + other.equal,
+        )
 
 
 @dataclass(frozen=True)
@@ -119,7 +146,7 @@ def to_json(report: PairwiseReport) -> str:
 def render(report: PairwiseReport) -> RenderableType:
     """The tables for a ``rich`` console."""
     table = Table()
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in [*(one.name for one in report.members), "float64"]:
         table.add_column(escape(name), justify="right", overflow="fold")
     for name, cells in _rows(report):

@@ -40,6 +40,9 @@ def conformance_pairwise(
         str, typer.Option(help="Size of the batches: tiny, small or large.")
     ] = "small",
     seed: Annotated[int, typer.Option(help="Of the batches.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Processes that share the batches; they stay the same.")
+    ] = 1,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write the report as JSON.")
     ] = None,
@@ -63,6 +66,7 @@ def conformance_pairwise(
             scale=scale,
             dtypes=tuple(dtype or ()),
             only=tuple(only or ()),
+            jobs=jobs,
             report=report,
             markdown=markdown,
         )

@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,7 @@ class PairwiseRun:
         batches, seed, scale: as in ``PairwiseOptions``.
         dtypes: values of the axis ``dtype``.
         only: ``AXIS=VALUE,VALUE`` each.
+        jobs: processes that share the batches.
         report, markdown: files to write; None writes none.
     """
 
@@ -65,6 +67,7 @@ class PairwiseRun:
     scale: str = "small"
     dtypes: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    jobs: int = 1
     report: Path | None = None
     markdown: Path | None = None
 
@@ -83,7 +86,7 @@ def run_pairwise(asked: PairwiseRun) -> int:
     from ..conformance.attention.pairwise import Comparison, PairwiseOptions
     from ..conformance.attention.search import keep_out_of_the_working_directory
     from ..conformance.attention.subject import Subject
-    from .llm_engine import resolve_device
+    from .resolve import resolve_device
 
     keep_out_of_the_working_directory()
     if asked.scale not in SCALES:
@@ -112,10 +115,18 @@ def run_pairwise(asked: PairwiseRun) -> int:
         deferred_interrupt() as interrupt,
         tqdm(total=asked.batches, unit="batch", disable=not sys.stderr.isatty()) as bar,
     ):
-        for done in comparison.run():
-            bar.update(done - bar.n)
-            if interrupt.pressed:
-                break
+        try:
+            for done in comparison.run(asked.jobs):
+                bar.update(done - bar.n)
+                if interrupt.pressed:
+                    break
+        except BrokenProcessPool:
+            # Ctrl-C ends them too.
+            if not interrupt.pressed:
+                raise ConfigError(
+                    f"one of {asked.jobs} processes died while backends computed; with --jobs 1 "
+                    "the error, or the batch at which it happens, is seen"
+                ) from None
     report = comparison.report(time.perf_counter() - started)
     _show(pairwise_report.render(report))
     if interrupt.pressed:

@@ -155,6 +155,15 @@ class Axes:
             axes = replace(axes, **chosen)
         return axes
 
+    def matched(self) -> Axes:
+        """Without the dtypes that have no partner: unless query and cache may differ, a cache has
+        the dtype of the query, or 8 bits. Both axes may be empty then."""
+        if self.different_kv_dtype:
+            return self
+        own = tuple(dtype for dtype in self.dtype if dtype in self.kv_dtype)
+        narrow = tuple(dtype for dtype in self.kv_dtype if dtype.itemsize == 1)
+        return replace(self, dtype=self.dtype if narrow else own, kv_dtype=(*own, *narrow))
+
     @property
     def max_heads(self) -> int:
         """Query heads; at least the largest group."""

@@ -6,7 +6,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any, NoReturn
 
 import hypothesis
@@ -49,12 +49,15 @@ from .cases import (
     spoil,
     unseen_slots,
 )
+from .parallel import workers
 from .strategies import cases, few_cases
 from .subject import Subject, attend, same_bits, share_of_bound
 from .suite import why_unusable
 
 #: So many cases are drawn for a batch that everybody computes, before the search is given up.
 _DRAWS = 10
+#: Batches that a process computes before it tells what it found.
+_MOST_AT_A_TIME = 8
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,10 @@ def shared_capabilities(named: Mapping[str, Capabilities]) -> Capabilities:
             changes[one.name] = all(values)
         elif isinstance(values[0], frozenset):
             changes[one.name] = frozenset.intersection(*values)
+    # Scores below any of these may count as hidden by somebody.
+    changes["lowest_score"] = max(
+        (one.lowest_score for one in declared if one.lowest_score is not None), default=None
+    )
     for name, kinds in (("dtype", "dtypes"), ("cache dtype", "kv_dtypes")):
         if not changes[kinds]:
             _nothing_in_common(
@@ -122,20 +129,14 @@ def shared_axes(
 ) -> Axes:
     """What batches for all backends may vary in. Raises as ``shared_capabilities`` and
     ``Axes.narrowed``."""
-    axes = Axes.of(shared_capabilities(named), SCALES[scale]).narrowed(only)
-    if axes.different_kv_dtype:
-        return axes
-    # A cache has the dtype of the query, or 8 bits.
-    own = tuple(dtype for dtype in axes.dtype if dtype in axes.kv_dtype)
-    narrow = tuple(dtype for dtype in axes.kv_dtype if dtype.itemsize == 1)
-    dtypes = axes.dtype if narrow else own
-    if not dtypes:
+    axes = Axes.of(shared_capabilities(named), SCALES[scale]).narrowed(only).matched()
+    if not axes.dtype:
         both = {
             who: f"{dtype_names(can.dtypes)} with caches of {dtype_names(can.kv_dtypes)}"
             for who, can in named.items()
         }
         _nothing_in_common("dtype of query and cache", both)
-    return replace(axes, dtype=dtypes, kv_dtype=(*own, *narrow))
+    return axes
 
 
 def _nothing_in_common(what: str, declared: Mapping[str, str]) -> NoReturn:
@@ -218,16 +219,40 @@ class Comparison:
         """Batches that were compared."""
         return self._batches
 
-    def run(self) -> Iterator[int]:
-        """Compare on as many batches as were asked for; yields the number after each."""
-        for case in drawn_cases(self.axes, self._options.batches, self._options.seed):
-            if self._batches == self._options.batches:
-                return
-            if self.add(case):
+    def run(self, jobs: int = 1) -> Iterator[int]:
+        """Compare on as many batches as were asked for; yields the number done from time to time.
+
+        Args:
+            jobs: processes that share the batches. What is compared does not depend on it.
+
+        Raises:
+            BrokenProcessPool: one of several processes died.
+        """
+        chosen = self._chosen()
+        if jobs == 1:
+            for case in chosen:
+                self.compute(case)
+                yield self._batches
+            return
+        size = max(1, min(_MOST_AT_A_TIME, self._options.batches // (4 * jobs)))
+        subjects = tuple(self._subjects.values())
+        with workers(jobs) as pool:
+            shares = [
+                pool.submit(_computed, subjects, self._options, tuple(share))
+                for share in _shares(chosen, size)
+            ]
+            # In this order, so that equal numbers name the same batch every time.
+            for share in shares:
+                self._merge(share.result())
                 yield self._batches
 
-    def add(self, case: AttentionCase) -> bool:
-        """Compare on a batch; False if a backend refuses it, or it has no query row."""
+    def _chosen(self) -> Iterator[AttentionCase]:
+        """Drawn cases that everybody takes: as many as were asked for, or fewer."""
+        drawn = drawn_cases(self.axes, self._options.batches, self._options.seed)
+        return islice(filter(self._accepts, drawn), self._options.batches)
+
+    def _accepts(self, case: AttentionCase) -> bool:
+        """Whether there is a query row, and no backend refuses the layer."""
         if not case.num_tokens:
             return False
         for name, subject in self._subjects.items():
@@ -242,6 +267,10 @@ class Comparison:
             if subject.backend.unsupported(case.spec, cache, self._device):
                 self._skipped[name] = self._skipped.get(name, 0) + 1
                 return False
+        return True
+
+    def compute(self, case: AttentionCase) -> None:
+        """Compare on a batch that everybody takes."""
         first = next(iter(self._can.values()))
         data = build(case, first.kv_layout, self._device)
         expected = expect(data)
@@ -256,7 +285,17 @@ class Comparison:
         self._batches += 1
         self._rows += case.num_tokens
         self._elements += expected.out.numel()
-        return True
+
+    def _merge(self, other: PairwiseReport) -> None:
+        """Add what another process found."""
+        self._batches += other.batches
+        self._rows += other.rows
+        self._elements += other.elements
+        for member in other.members:
+            self._members[member.name] = self._members[member.name].joined(member)
+        for pair in other.pairs:
+            names = (pair.first, pair.second)
+            self._pairs[names] = self._pairs[names].joined(pair)
 
     def _block_size(self, name: str, case: AttentionCase) -> int:
         """That of the case, or what the backend prefers if it does not have that."""
@@ -322,6 +361,21 @@ class Comparison:
             skipped=dict(self._skipped),
             seconds=seconds,
         )
+
+
+def _computed(
+    subjects: Sequence[Subject], options: PairwiseOptions, share: Sequence[AttentionCase]
+) -> PairwiseReport:
+    """What a process finds on its share of the batches."""
+    comparison = Comparison(subjects, options)
+    for case in share:
+        comparison.compute(case)
+    return comparison.report()
+
+
+def _shares(chosen: Iterator[AttentionCase], size: int) -> Iterator[list[AttentionCase]]:
+    while share := list(islice(chosen, size)):
+        yield share
 
 
 def drawn_cases(axes: Axes, count: int, seed: int) -> Iterator[AttentionCase]:

@@ -12,10 +12,11 @@ from typing import TypeVar
 
 import torch
 
-from ...core.attention import Capabilities, dtype_name
+from ...core.attention import Capabilities, dtype_name, dtype_names
 from ...core.errors import ConfigError
 from ...plugins.validation import did_you_mean
 from ..environment import device_name, origin_of, versions
+from ..report import plain
 from ..results import PropertyResult, Report, Status, uncovered
 from .axes import SCALES, Axes, value_name
 from .cases import AttentionCase
@@ -183,10 +184,14 @@ class SuiteRun:
         by_name = {law.name: law for law in ALL_LAWS}
         laws = tuple(_named("law", name, by_name) for name in options.laws)
         scale = options.scale or profile.scale
-        axes = Axes.of(capabilities, _named("scale", scale, SCALES)).narrowed(options.only)
-        if not axes.different_kv_dtype:
-            both = tuple(dtype for dtype in axes.dtype if dtype in axes.kv_dtype)
-            axes = replace(axes, dtype=both, kv_dtype=both)
+        narrowed = Axes.of(capabilities, _named("scale", scale, SCALES)).narrowed(options.only)
+        axes = narrowed.matched()
+        if not axes.dtype:
+            raise ConfigError(
+                f"no dtype of the query ({dtype_names(narrowed.dtype)}) is one of the cache "
+                f"({dtype_names(narrowed.kv_dtype)}), and this backend declares no "
+                "different_kv_dtype: change --only dtype=... or kv_dtype=..., or what it declares"
+            )
         return SuiteRun(
             subject=subject,
             options=options,
@@ -274,7 +279,8 @@ class SuiteRun:
                 variant=variant,
                 status=Status.PASSED,
                 examples=found.examples,
-                max_error=measured,
+                # As in a file, so that pages made of the one and of the other agree.
+                max_error=plain(measured),
                 seconds=seconds,
                 worst_case="" if found.worst is None else str(found.worst),
             )

@@ -22,8 +22,11 @@ from jackfield.conformance.attention.strategies import (
     few_cases,
     plain_case,
 )
+from jackfield.conformance.attention.subject import Subject
+from jackfield.conformance.attention.suite import SuiteOptions, SuiteRun
 from jackfield.conformance.attention.truth import attend, error_bounds
-from jackfield.core.attention import KVCache
+from jackfield.core.attention import Capabilities, KVCache
+from jackfield.core.errors import ConfigError
 
 FP8 = torch.float8_e4m3fn
 CPU = torch.device("cpu")
@@ -44,6 +47,23 @@ def test_every_law_has_a_case_with_8_bits(axes: Axes) -> None:
     directed = [case for case in directed_cases(axes) if case.kv_dtype == FP8]
     assert len(directed) >= 2
     assert any(case.spec.sinks and case.spec.logits_soft_cap for case in directed)
+
+
+def test_a_backend_that_wants_query_and_cache_alike_is_tried_with_8_bits_too() -> None:
+    class Alike(PlainBackend):
+        @classmethod
+        def capabilities(cls, device: torch.device) -> Capabilities:
+            return replace(super().capabilities(device), different_kv_dtype=False)
+
+    options = SuiteOptions(scale="tiny", laws=("meaning",))
+    axes = SuiteRun.unprobed(Subject(Alike, CPU), options).axes
+    assert set(axes.kv_dtype) == {*axes.dtype, FP8}
+    only = {"dtype": ("float32",), "kv_dtype": ("float8_e4m3fn",)}
+    axes = SuiteRun.unprobed(Subject(Alike, CPU), replace(options, only=only)).axes
+    assert (axes.dtype, axes.kv_dtype) == ((torch.float32,), (FP8,))
+    only = {"dtype": ("float32",), "kv_dtype": ("float16",)}
+    with pytest.raises(ConfigError, match=r"no dtype of the query \(float32\) is one of the cache"):
+        SuiteRun.unprobed(Subject(Alike, CPU), replace(options, only=only))
 
 
 def test_without_8_bits_no_case_has_scales() -> None:

@@ -124,6 +124,18 @@ def compare(
     return comparison.report()
 
 
+def test_the_number_of_processes_does_not_matter() -> None:
+    options = PairwiseOptions(17, scale="tiny", only=FLOAT32)
+    reports = []
+    for jobs in (1, 2):
+        subjects = [Subject(one, CPU) for one in (TorchSdpaBackend, PlainBackend)]
+        comparison = Comparison(subjects, options)
+        done = list(comparison.run(jobs))
+        assert done[-1] == 17
+        reports.append(comparison.report())
+    assert reports[0] == reports[1]
+
+
 def test_right_backends_agree() -> None:
     report = compare(TorchSdpaBackend, PlainBackend, WideBlocks)
     assert report.ok
