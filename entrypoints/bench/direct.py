@@ -122,8 +122,8 @@ def flash_attn_4(data: BenchData, options: PartOptions) -> DirectCall:
 
 
 def flashinfer(data: BenchData, options: PartOptions) -> DirectCall:
-    """The paged wrappers of FlashInfer: decode with tensor cores, else prefill, with the kernels
-    that the backend was told to take."""
+    """The paged wrappers of FlashInfer: decode with tensor cores, in the form that a CUDA graph can
+    replay; else prefill, with the kernels that the backend was told to take."""
     library = importlib.import_module("flashinfer")
     spec, batch, size = data.spec, data.batch, data.cache_spec.block_size
     layout, cache = _layout(data)
@@ -141,7 +141,14 @@ def flashinfer(data: BenchData, options: PartOptions) -> DirectCall:
     }
     if data.case.kind == "decode":
         wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, kv_layout=layout, use_tensor_cores=True, backend="fa2"
+            workspace,
+            kv_layout=layout,
+            use_cuda_graph=True,
+            use_tensor_cores=True,
+            paged_kv_indptr_buffer=torch.empty_like(indptr, device=data.query.device),
+            paged_kv_indices_buffer=torch.empty_like(indices),
+            paged_kv_last_page_len_buffer=torch.empty_like(indptr[1:], device=data.query.device),
+            backend="fa2",
         )
         wrapper.plan(indptr, indices, last, *heads, size, **common)
         name = "BatchDecodeWithPagedKVCacheWrapper.run"

@@ -81,7 +81,7 @@ def _measured(
     clock.wait()
     first_call = time.perf_counter() - start
     error = check(out, expected)
-    graphs = can.cuda_graphs and layer.device.type == "cuda"
+    graphs = can.cuda_graphs and may_be_replayed(case, layer.device)
     timing, graph_error = _time(forward, out, expected, clock, graphs)
     return BackendResult(
         case=case.name,
@@ -96,6 +96,11 @@ def _measured(
         first_call_s=first_call,
         direct=_direct(contestant, data, expected, clock) if with_direct else None,
     )
+
+
+def may_be_replayed(case: BenchCase, device: torch.device) -> bool:
+    """Whether the engine would replay the step from a CUDA graph: it captures decoding only."""
+    return case.kind == "decode" and device.type == "cuda"
 
 
 def check(out: Tensor, expected: ExpectedRows) -> float:
@@ -157,7 +162,8 @@ def _direct(
         return DirectResult(name, Verdict.FAILED, f"{type(error).__name__}: {error}")
     if found is None:
         return None
-    return measure_call(found.name, found.call, expected, clock)
+    graph = may_be_replayed(data.case, data.query.device)
+    return measure_call(found.name, found.call, expected, clock, graph)
 
 
 def measure_dense(
@@ -168,17 +174,25 @@ def measure_dense(
     if case.kind != "prefill" or len(set(case.sequences)) > 1 or layer.kv_dtype != layer.dtype:
         return None
     found = dense_call(make_data(case, layer, 16, "NHD"))
-    return measure_call(found.name, found.call, expected, clock)
+    return measure_call(found.name, found.call, expected, clock, graph=False)
 
 
 def measure_call(
-    name: str, call: Callable[[], Tensor], expected: ExpectedRows, clock: Clock
+    name: str, call: Callable[[], Tensor], expected: ExpectedRows, clock: Clock, graph: bool
 ) -> DirectResult:
-    """Check a call that returns ``[T, N, H]``, and time it if it is right."""
+    """Check a call that returns ``[T, N, H]``, and time it if it is right.
+
+    Args:
+        name: of the function that is called.
+        call: makes the call.
+        expected: what it has to return.
+        clock: times it.
+        graph: whether it is also replayed from a CUDA graph, if it can be captured.
+    """
     try:
         error = check(call(), expected)
         try:
-            timing, _ = _time(call, None, expected, clock, clock.device.type == "cuda")
+            timing, _ = _time(call, None, expected, clock, graph)
         except WrongResult:
             raise
         except RuntimeError:

@@ -106,9 +106,7 @@ def _flash_attn_4_varlen_func(
 class _Wrapper:
     """Either wrapper of FlashInfer."""
 
-    def __init__(
-        self, workspace: Tensor, kv_layout: str, use_tensor_cores: bool = False, backend: str = ""
-    ) -> None:
+    def __init__(self, workspace: Tensor, kv_layout: str, backend: str) -> None:
         assert workspace.dtype == torch.uint8
         assert backend in ("auto", "fa2", "fa3")
         self.layout = kv_layout
@@ -135,6 +133,23 @@ class _Wrapper:
 
 
 class _Decode(_Wrapper):
+    def __init__(
+        self,
+        workspace: Tensor,
+        kv_layout: str,
+        use_cuda_graph: bool,
+        use_tensor_cores: bool,
+        paged_kv_indptr_buffer: Tensor,
+        paged_kv_indices_buffer: Tensor,
+        paged_kv_last_page_len_buffer: Tensor,
+        backend: str,
+    ) -> None:
+        super().__init__(workspace, kv_layout, backend)
+        assert use_cuda_graph
+        assert use_tensor_cores
+        assert len(paged_kv_indptr_buffer) == len(paged_kv_last_page_len_buffer) + 1
+        self.room = len(paged_kv_indices_buffer)
+
     def plan(
         self,
         indptr: Tensor,
@@ -151,6 +166,7 @@ class _Decode(_Wrapper):
     ) -> None:
         """Take what there is to read."""
         assert num_qo_heads % num_kv_heads == 0
+        assert len(indices) <= self.room
         self._planned(None, indptr, indices, last_page_len, sm_scale)
 
 
