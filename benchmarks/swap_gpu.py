@@ -14,6 +14,7 @@ import argparse
 import json
 import platform
 import random
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -172,6 +173,7 @@ def main() -> int:
             torch.cuda.empty_cache()
     if arguments.output is not None:
         report = {
+            "command": shlex.join(["python", *sys.argv]),
             "jackfield": jackfield.__version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
