@@ -6,8 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
-from typing import Any, Protocol
+from typing import Protocol
 
 from .batch import BatchAssembler
 from .block_manager import BlockManager, BlockUsage, PrefixStats
@@ -15,10 +14,11 @@ from .decision_log import DecisionLog
 from .errors import EngineDeadError, PluginError, RequestError
 from .model_runner import ModelRunner
 from .output_processor import OutputProcessor
-from .random_stream import child_seed, derive_seed
 from .request import FinishReason, Request, RequestOutput, SchedulingHints
+from .request_intake import EngineLimits, RequestIntake
 from .sampling_params import SamplingParams
-from .scheduler import MoveKind, Scheduler, SchedulerStats, StepPlan
+from .scheduler import Scheduler, SchedulerStats, StepPlan
+from .step_description import describe_step
 from .tokenizer import Tokenizer
 
 logger = logging.getLogger("jackfield.engine")
@@ -38,23 +38,6 @@ class Observer(Protocol):
 
     def request_finished(self, output: RequestOutput) -> None:
         """A request has ended."""
-
-
-@dataclass(frozen=True)
-class EngineLimits:
-    """What a request is checked against.
-
-    Attributes:
-        max_model_len: most tokens of prompt and completion together.
-        vocab_size: token ids are below this.
-        eos_token_ids: the model's own end tokens.
-        seed: of requests that bring none.
-    """
-
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: frozenset[int]
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,6 +96,7 @@ class Engine:
         self.scheduler = scheduler
         self.block_manager = block_manager
         self._assembler = assembler
+        self._intake = RequestIntake(tokenizer, limits, clock)
         self._outputs = OutputProcessor(tokenizer)
         self._observers = tuple(observers)
         self._clock = clock
@@ -151,8 +135,9 @@ class Engine:
                 f"request_id={request_id!r} is in use by a live request; choose another"
             )
         params = params if params is not None else SamplingParams()
-        token_ids = self._tokenize(prompt, params)
-        requests = self._make_requests(request_id, token_ids, params, hints or SchedulingHints())
+        requests = self._intake.requests_of(
+            request_id, prompt, params, hints or SchedulingHints(), self._num_arrivals
+        )
         now = self._clock()
         added: list[Request] = []
         try:
@@ -232,7 +217,7 @@ class Engine:
             self._decision_log.record(plan, reasons | stops)
         self._account(plan, sampled, usage)
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s", _describe_step(plan, queues, usage, now - started))
+            logger.debug("%s", describe_step(plan, queues, usage, now - started))
         self._notify_finished(outputs)
         return outputs
 
@@ -272,79 +257,6 @@ class Engine:
                 "make a new one"
             ) from cause
 
-    def _tokenize(self, prompt: str | Sequence[int], params: SamplingParams) -> list[int]:
-        if self.tokenizer is None and params.detokenize:
-            raise RequestError(
-                "this engine has no tokenizer (skip_tokenizer_init=True): set detokenize=False in "
-                "the request"
-            )
-        token_ids: list[Any]  # checked below: callers are not always typed
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(
-                    "this engine has no tokenizer (skip_tokenizer_init=True): give the prompt as "
-                    "token ids"
-                )
-            token_ids = self.tokenizer.encode(prompt)
-        elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
-            token_ids = list(prompt)
-        else:
-            raise RequestError(f"prompt={prompt!r} is neither text nor a list of token ids")
-        if not token_ids:
-            raise RequestError(
-                f"prompt={prompt!r} is empty: at least 1 token is needed, and this model's "
-                "tokenizer adds no begin token"
-            )
-        for token in token_ids:
-            if isinstance(token, bool) or not isinstance(token, Integral):
-                raise RequestError(f"prompt contains {token!r}, which is no token id")
-            if not 0 <= int(token) < self.limits.vocab_size:
-                raise RequestError(
-                    f"prompt contains token id {token}; this model's ids are 0 to "
-                    f"{self.limits.vocab_size - 1}"
-                )
-        return [int(token) for token in token_ids]
-
-    def _make_requests(
-        self, request_id: str, token_ids: list[int], params: SamplingParams, hints: SchedulingHints
-    ) -> list[Request]:
-        longest, num_prompt = self.limits.max_model_len, len(token_ids)
-        if num_prompt >= longest:
-            raise RequestError(
-                f"the prompt has {num_prompt} tokens, and max_model_len={longest} holds prompt "
-                f"and completion: the prompt may have {longest - 1} at most"
-            )
-        if params.max_tokens is not None and num_prompt + params.max_tokens > longest:
-            raise RequestError(
-                f"the prompt's {num_prompt} tokens and max_tokens={params.max_tokens} exceed "
-                f"max_model_len={longest}: max_tokens may be {longest - num_prompt} at most"
-            )
-        stop_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_ids |= self.limits.eos_token_ids
-        total = longest if params.max_tokens is None else num_prompt + params.max_tokens
-        return [
-            Request(
-                request_id=request_id if params.n == 1 else f"{request_id}#{index}",
-                prompt_token_ids=token_ids,
-                params=params,
-                arrival_time=self._clock(),
-                arrival_index=self._num_arrivals + index,
-                max_total_tokens=total,
-                stop_token_ids=stop_ids,
-                parent_id=request_id,
-                index=index,
-                seed=self._seed_of(params, index),
-                hints=hints,
-            )
-            for index in range(params.n)
-        ]
-
-    def _seed_of(self, params: SamplingParams, index: int) -> int:
-        if params.seed is None:
-            return derive_seed(self.limits.seed, self._num_arrivals, index)
-        return child_seed(params.seed, index)
-
     def _let_go(self, request_ids: Sequence[str]) -> None:
         """Free all that these requests hold; what a policy raises meanwhile comes afterwards."""
         failure: Exception | None = None
@@ -363,7 +275,7 @@ class Engine:
             self._decision_log.record(plan, {})
         if logger.isEnabledFor(logging.DEBUG):
             queues, usage = self.scheduler.stats(), self.block_manager.usage()
-            logger.debug("%s", _describe_step(plan, queues, usage, 0.0))
+            logger.debug("%s", describe_step(plan, queues, usage, 0.0))
         if self._empty_steps < _MAX_EMPTY_STEPS or not self.has_unfinished_requests():
             return
         stats = self.scheduler.stats()
@@ -389,30 +301,3 @@ class Engine:
             if output.finished:
                 for observer in self._observers:
                     observer.request_finished(output)
-
-
-def _describe_step(
-    plan: StepPlan, queues: SchedulerStats, blocks: BlockUsage, seconds: float
-) -> str:
-    """One readable line: which requests, how many tokens each, queues, blocks."""
-    shares = " ".join(f"{item.request_id}:{item.num_new_tokens}" for item in plan.scheduled)
-    parts = [
-        f"step {plan.step}: {plan.num_tokens} tokens in {seconds * 1e3:.1f} ms [{shares}]",
-        f"running {queues.running} waiting {queues.waiting} swapped {queues.swapped}",
-        f"blocks {blocks.used}/{blocks.total} ({blocks.fraction:.1%})",
-    ]
-    pairs = (f"{parent}>{child}" for parent, child in plan.forked)
-    hits = (f"{name}:{count}" for name, count in plan.prefix_hits)
-    moved = (f"{kind.name.lower()}:{n}" for kind in MoveKind if (n := plan.num_copies(kind)))
-    for what, items in (
-        ("preempted", plan.preempted),
-        ("to host memory", plan.swapped_out),
-        ("back", plan.swapped_in),
-        ("forked", pairs),
-        ("prefix hits", hits),
-        ("blocks moved", moved),
-    ):
-        if listed := " ".join(items):
-            parts.append(f"{what} {listed}")
-    parts += plan.clipped
-    return " | ".join(parts)

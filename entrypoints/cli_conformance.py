@@ -80,7 +80,7 @@ def run_attention(asked: AttentionRun) -> int:
     from ..conformance.attention.subject import Subject
     from ..conformance.attention.suite import SuiteOptions, run_suite
     from .cli_conformance_progress import SuiteProgress
-    from .llm_engine import resolve_device
+    from .resolve import resolve_device
 
     keep_out_of_the_working_directory()
     backend = find_backend(asked.backend)

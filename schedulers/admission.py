@@ -10,6 +10,7 @@ from .entry import Entry, State
 from .groups import Groups
 from .policy_guard import PolicyGuard
 from .queues import Queues
+from .slots import writable_tokens
 from .step_builder import StepBuilder
 
 
@@ -29,7 +30,6 @@ class Admission:
         self._queues = queues
         self._groups = groups
         self._guard = guard
-        self._block_size = manager.config.block_size
         self._forks = "fork" in manager.powers
         self._caches_prefixes = "prefix_caching" in manager.powers
 
@@ -135,7 +135,7 @@ class Admission:
                 entry.capacity = 0
                 return True
             step.move(entry, MoveKind.COPY, copied)
-            entry.capacity = self._slots(needed)
+            entry.capacity = writable_tokens(self._manager.config, needed)
         step.give(entry, share, num_left)
         return True
 
@@ -167,7 +167,7 @@ class Admission:
             return False
         entry.request.num_computed_tokens = num_cached
         entry.may_split = may_split
-        entry.capacity = self._slots(num_tokens)
+        entry.capacity = writable_tokens(self._manager.config, num_tokens)
         step.move(entry, MoveKind.COPY, allocation.copies)
         step.give(entry, share, num_tokens - num_cached)
         if num_cached:
@@ -191,6 +191,3 @@ class Admission:
             return self._manager.allocate(name, tokens, entry.num_tokens)
         salt = entry.request.hints.cache_salt
         return self._manager.allocate(name, tokens, entry.num_tokens, salt=salt)
-
-    def _slots(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size) * self._block_size

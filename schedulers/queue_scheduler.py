@@ -67,6 +67,7 @@ from .groups import Groups
 from .policy_guard import PolicyGuard
 from .preemption import Preemption
 from .queues import Queues
+from .slots import writable_tokens
 from .step_builder import Moves, StepBuilder
 from .views import QueueView
 
@@ -93,7 +94,6 @@ class QueueScheduler(Scheduler):
         self._queues = Queues(config.max_num_seqs)
         self._live, self._running = self._queues.live, self._queues.running
         self._groups = Groups()
-        self._block_size = block_manager.config.block_size
         self._num_added = 0
         self._num_preemptions = 0
         self._num_swaps = 0
@@ -301,7 +301,7 @@ class QueueScheduler(Scheduler):
             else:
                 raise self._no_room(entry)
         step.move(entry, MoveKind.COPY, copies)
-        entry.capacity = -(-needed // self._block_size) * self._block_size
+        entry.capacity = writable_tokens(self.block_manager.config, needed)
         return True
 
     def _preempt(
@@ -340,7 +340,8 @@ class QueueScheduler(Scheduler):
             for follower in self._queues.promote(leader):
                 self.block_manager.fork(leader.request_id, follower.request_id)
                 follower.request.num_computed_tokens = num_prompt - 1
-                follower.request.num_cached_tokens = leader.request.num_cached_tokens
+                if not follower.request.num_preemptions:  # else it was admitted before
+                    follower.request.num_cached_tokens = leader.request.num_cached_tokens
                 follower.may_split = leader.may_split
                 follower.capacity = num_prompt
                 follower.rereads = True

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ...core.errors import ConfigError
 from ...plugins.validation import did_you_mean
 from ..cli_conformance import INTERRUPTED, prepare
-from ..llm_engine import resolve_device
+from ..resolve import resolve_device
 from .cases import chosen_cases
 from .contestants import everybody, named
 from .data import Layer

@@ -99,5 +99,5 @@ def test_a_story_is_the_calls_with_what_came_of_them(repository: Path) -> None:
         "manager.can_allocate([0, 0, 0], 3, salt='x')  # AllocationStatus.OK",
         "manager.allocate('r2', [0, 0, 0], 3, salt='x')  # 2 cached, table [0, 2]",
     ]
-    page = (repository / "docs" / "conformance-stateful.md").read_text(encoding="utf-8")
+    page = (repository / "docs" / "conformance-block-manager.md").read_text(encoding="utf-8")
     assert text in page, f"write:\n\n{text}"

@@ -167,6 +167,18 @@ def test_followers_tell_how_much_of_the_prompt_was_cached() -> None:
     drain(scheduler)
 
 
+def test_a_fork_that_was_admitted_before_keeps_what_it_found_then() -> None:
+    scheduler, policy = build(prefix_caching=True, budget=4)
+    group = add(scheduler, "g", 10, n=2)
+    step(scheduler)
+    policy.next = Proposal(preempt=["g0"])
+    plan = step(scheduler)
+    assert plan.prefix_hits == (("g1", 4),)
+    policy.next = Proposal()
+    assert ("g1", "g0") in [pair for plan in drain(scheduler) for pair in plan.forked]
+    assert [item.num_cached_tokens for item in group] == [0, 4]
+
+
 def test_a_group_waits_for_a_seat_for_each_and_keeps_its_place() -> None:
     scheduler, _ = build(seats=3)
     add(scheduler, "a", 4, n=1)
