@@ -25,7 +25,10 @@ _LIBRARIES = {
     "flash_attn_4": "flash-attn-4",
     "flashinfer": "flashinfer-python",
     "xformers": "xformers",
+    "xformers_cutlass": "xformers",
 }
+#: Said of what is declared by a report that does not count its examples: that of some laws only.
+_NOT_COUNTED = "not counted"
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -46,7 +49,8 @@ def matrix(reports: Sequence[Report]) -> Matrix:
     """The table of some reports on attention backends, a column each, in their order.
 
     A capability is a ``yes`` only if it is declared and all laws that are about it passed. What is
-    declared and failed is said to fail.
+    declared and failed is said to fail; what is declared and has no example, not to be tried. Of
+    sizes that a report was narrowed in, those that were tried stand beside what is declared.
 
     Raises:
         ConfigError: there is no report, one is about something else, or two are of one backend on
@@ -110,12 +114,36 @@ def _declared(name: str) -> Callable[[Report], str]:
     return cell
 
 
-def _dtypes(name: str) -> Callable[[Report], str]:
-    """Dtypes, wide ones first."""
+def _sizes(name: str, axis: str) -> Callable[[Report], str]:
+    """Sizes that are declared, and those that were tried, if that was not all that can be."""
 
     def cell(report: Report) -> str:
-        found = report.capabilities.get(name, "?").split(", ")
-        return ", ".join(sorted(found, key=_dtype_order))
+        declared = report.capabilities.get(name, "?")
+        if not report.coverage:
+            return f"{declared}; tried: {', '.join(report.only.get(axis, (_NOT_COUNTED,)))}"
+        counted = report.coverage.get(axis, {})
+        tried = [value for value, examples in counted.items() if examples]
+        if axis not in report.only and tried and len(tried) == len(counted):
+            return declared
+        return f"{declared}; tried: {', '.join(tried) or 'none'}"
+
+    return cell
+
+
+def _dtypes(name: str, axis: str) -> Callable[[Report], str]:
+    """Dtypes that are declared, wide ones first; those without an example stand apart."""
+
+    def cell(report: Report) -> str:
+        declared = sorted(report.capabilities.get(name, "?").split(", "), key=_dtype_order)
+        if not report.coverage:
+            return f"{', '.join(declared)}; tried: {_NOT_COUNTED}"
+        counted = report.coverage.get(axis, {})
+        tried = [dtype for dtype in declared if counted.get(dtype)]
+        untried = [dtype for dtype in declared if not counted.get(dtype)]
+        parts = [", ".join(tried)] if tried else []
+        if untried:
+            parts.append(f"declared, not tried: {', '.join(untried)}")
+        return "; ".join(parts)
 
     return cell
 
@@ -139,7 +167,7 @@ def _proved(name: str, *laws: str) -> Callable[[Report], str]:
             for law in laws
             if not any(one.law == law and one.status is Status.PASSED for one in results)
         ]
-        return f"not tried ({', '.join(missing)})" if missing else "yes"
+        return f"declared, not tried ({', '.join(missing)})" if missing else "yes"
 
     return cell
 
@@ -150,8 +178,11 @@ def _exercised(name: str, axis: str, value: str) -> Callable[[Report], str]:
 
     def cell(report: Report) -> str:
         text = proved(report)
+        if text == "yes" and axis and not report.coverage:
+            return f"yes, {_NOT_COUNTED}"
         counted = report.coverage.get(axis)
-        return "not tried" if text == "yes" and counted and not counted.get(value) else text
+        untried = text == "yes" and counted and not counted.get(value)
+        return "declared, not tried" if untried else text
 
     return cell
 
@@ -206,13 +237,13 @@ def _size(report: Report) -> str:
 _ROWS: dict[str, Callable[[Report], str]] = {
     "library": _library,
     "tried on": _size,
-    "dtypes": _dtypes("dtypes"),
-    "cache dtypes": _dtypes("kv_dtypes"),
+    "dtypes": _dtypes("dtypes", "dtype"),
+    "cache dtypes": _dtypes("kv_dtypes", "kv_dtype"),
     "cache of another dtype than the query": _exercised("different_kv_dtype", "", ""),
-    "head sizes": _declared("head_sizes"),
+    "head sizes": _sizes("head_sizes", "head_size"),
     "value head of another size": _exercised("different_v_head_size", "", ""),
-    "group sizes": _declared("group_sizes"),
-    "block sizes": _declared("block_sizes"),
+    "group sizes": _sizes("group_sizes", "group_size"),
+    "block sizes": _sizes("block_sizes", "block_size"),
     "not causal": _exercised("non_causal", "causal", "off"),
     "sliding window": _exercised("sliding_window", "sliding_window", "on"),
     "soft cap": _exercised("logits_soft_cap", "logits_soft_cap", "on"),

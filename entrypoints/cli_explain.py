@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,17 @@ from rich.console import Console
 
 from ..conformance.published import published_lines
 from ..core.attention import AttentionSpec
-from ..core.errors import JackfieldError, PluginError
+from ..core.errors import ConfigError, JackfieldError, PluginError
 from ..core.model import ModelConfig
 from ..models.attention_fields import attention_from_fields
 from ..models.loader import read_model_config
 from ..models.locate import locate
 from ..plugins.discovery import PluginHost, discover
-from ..plugins.explain import Explanation, PluginReport, explain, plugin_report
+from ..plugins.explain import Explanation, explain
+from ..plugins.explain_plugins import PluginReport, plugin_report
 from ..plugins.registry import PartKind
 from ..plugins.report import renderable, to_json
-from .llm_engine import attention_specs_of, resolve_device, resolve_dtype
+from .resolve import attention_specs_of, resolve_device, resolve_dtype
 from .settings import load_settings
 
 FROM_FIELDS = (
@@ -42,17 +45,43 @@ def run_explain(flags: Mapping[str, Any], config: Path | None, json_output: bool
     settings = load_settings(flags, os.environ, config)
     options = settings.options
     host = discover()
-    device = resolve_device(options.device)
+    device, absent = _device(options.device)
     # Whether there are weights is not asked: they are not fetched for this.
     load_format = "dummy" if options.load_format == "auto" else options.load_format
     model_config = read_model_config(locate(options.model, load_format, options.revision))
     dtype = resolve_dtype(options.dtype, model_config, device)
     specs, note = _specs(host, model_config, dtype)
+    cuda_dtype = resolve_dtype(options.dtype, model_config, torch.device("cuda"))
     explanation = explain(
-        host, model_config, specs, options, settings.origins, device, _conformance(host), note
+        host,
+        model_config,
+        specs,
+        options,
+        settings.origins,
+        device,
+        _conformance(host),
+        note,
+        cuda_specs=[replace(spec, dtype=cuda_dtype) for spec in specs],
+        absent=absent,
     )
     _show(explanation, json_output)
     return 0 if explanation.ok else 1
+
+
+def _device(setting: str) -> tuple[torch.device, str]:
+    """The device, and, for a CUDA device that is not here, the sentence that says so.
+
+    Backends can be judged for it all the same.
+
+    Raises:
+        ConfigError: there is no such kind of device.
+    """
+    try:
+        return resolve_device(setting), ""
+    except ConfigError as error:
+        if not re.fullmatch(r"cuda(:\d+)?", setting):
+            raise
+        return torch.device("cuda"), str(error)
 
 
 def _specs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -11,7 +12,11 @@ from ..core.config import EngineOptions
 from ..core.errors import CapacityError, ConfigError, UnsupportedError
 from ..core.memory import format_bytes
 
+logger = logging.getLogger("jackfield")
+
 _DEFAULT_SIZE = 4 * 2**30  # where requests may be swapped and it is not said how much
+#: The scheduling policy that leaves the mode of every preemption to the setting.
+_NEVER_ASKS = "fcfs"
 
 
 def choose_num_host_blocks(
@@ -22,6 +27,8 @@ def choose_num_host_blocks(
     free_memory: Callable[[], int],
 ) -> int:
     """Blocks of swap space.
+
+    Space that nothing may use, and a mode that is another one without space, are warned of.
 
     Args:
         options: the settings.
@@ -51,6 +58,8 @@ def choose_num_host_blocks(
                 "preemption_mode='swap' needs swap space, and there is none: set swap_space to the "
                 "host memory that swapped requests may take, such as 4GiB"
             )
+        if mode == "auto":
+            logger.warning("%s", _auto_without_space(options, manager, can_swap))
         return 0
     num_blocks = size // host_block
     if num_blocks < 1:
@@ -64,4 +73,36 @@ def choose_num_host_blocks(
             f"swap_space={format_bytes(size)} is more than the {format_bytes(free)} of host memory "
             "that are free; lower swap_space, or set it to 0"
         )
+    if mode == "recompute":
+        logger.warning("%s", _space_beside_recompute(options, size))
     return num_blocks
+
+
+def _auto_without_space(options: EngineOptions, manager: type[BlockManager], can_swap: bool) -> str:
+    """Why mode ``auto`` swaps nobody."""
+    if not can_swap:
+        return (
+            "preemption_mode='auto' computes every victim anew, as the block manager "
+            f"{manager.name!r} cannot swap: take another, or set preemption_mode='recompute'"
+        )
+    where = "the default on a CPU is none" if options.swap_space is None else "swap_space=0"
+    return (
+        f"preemption_mode='auto' computes every victim anew, as there is no swap space ({where}): "
+        "set swap_space, such as 4GiB, or preemption_mode='recompute'"
+    )
+
+
+def _space_beside_recompute(options: EngineOptions, size: int) -> str:
+    """Who, if anybody, uses swap space in mode ``recompute``: a policy may name the mode itself."""
+    policy, space = options.scheduling_policy, f"swap_space={format_bytes(size)}"
+    if policy == _NEVER_ASKS:
+        return (
+            f"{space} is taken from host memory and never used: preemption_mode='recompute' "
+            f"computes victims anew, and the scheduling policy {policy!r} asks for no swap, as "
+            "another might; set preemption_mode to 'swap' or 'auto', or leave swap_space out"
+        )
+    return (
+        f"{space} is used only where the scheduling policy {policy!r} asks for a swap itself: "
+        "preemption_mode='recompute' computes all other victims anew; set preemption_mode to "
+        "'swap' or 'auto' to swap them"
+    )

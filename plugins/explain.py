@@ -1,4 +1,4 @@
-"""Tells what is installed, and which parts would serve a model and why; loads no weights."""
+"""Tells which parts would serve a model and why; loads no weights."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..core.errors import JackfieldError, PluginError
 from ..core.model import ModelConfig
 from ..core.options import NoOptions
 from .discovery import PluginHost
+from .explain_elsewhere import Elsewhere, is_out_of_place, judge_on_cuda
 from .registry import Origin, PartEntry, PartKind
 from .selection import (
     AUTO,
@@ -55,6 +56,8 @@ class PartVerdict:
         options: the fields of its options.
         conformance: what published conformance reports say about it, one line each; empty if
             nobody looked.
+        elsewhere: for an attention backend that is refused because of this machine: whether it
+            would serve the model on a CUDA device.
     """
 
     kind: PartKind
@@ -65,6 +68,7 @@ class PartVerdict:
     target: str
     options: tuple[FieldHelp, ...] = ()
     conformance: tuple[str, ...] = ()
+    elsewhere: Elsewhere | None = None
 
 
 @dataclass(frozen=True)
@@ -111,67 +115,6 @@ class Explanation:
         return not self.problems
 
 
-@dataclass(frozen=True)
-class PluginRow:
-    """One installed plugin.
-
-    Attributes:
-        origin: its entry point and distribution.
-        status: ``loaded``, ``failed``, or ``left out`` by ``JACKFIELD_PLUGINS``.
-        api_version: the plugin API that it was written for; None unless loaded.
-        parts: what it registered, as ``(kind, name, target)``.
-        observers: the observer hooks that it implements.
-        reason: why it failed.
-        traceback: what was raised, as text.
-    """
-
-    origin: Origin
-    status: str
-    api_version: str | None = None
-    parts: tuple[tuple[str, str, str], ...] = ()
-    observers: tuple[str, ...] = ()
-    reason: str = ""
-    traceback: str = ""
-
-
-@dataclass(frozen=True)
-class PluginReport:
-    """All installed plugins.
-
-    Attributes:
-        plugins: in the order of loading, then the failed ones, then those left out.
-        conflicts: names that several plugins claim, one sentence each.
-    """
-
-    plugins: tuple[PluginRow, ...]
-    conflicts: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether every plugin is loaded and no name is contested."""
-        return not self.conflicts and all(row.status != "failed" for row in self.plugins)
-
-
-def plugin_report(host: PluginHost) -> PluginReport:
-    """What is installed, without importing any part."""
-    rows = [
-        PluginRow(
-            plugin.origin,
-            "loaded",
-            plugin.api_version,
-            tuple((part.kind.value, part.name, part.path) for part in plugin.parts),
-            plugin.observers,
-        )
-        for plugin in host.plugins.values()
-    ]
-    rows += [
-        PluginRow(one.origin, "failed", reason=one.reason, traceback=one.traceback)
-        for one in host.failures.values()
-    ]
-    rows += [PluginRow(Origin(name), "left out") for name in host.left_out]
-    return PluginReport(tuple(rows), _conflicts(host))
-
-
 def explain(
     host: PluginHost,
     config: ModelConfig,
@@ -181,6 +124,8 @@ def explain(
     device: torch.device,
     conformance: Mapping[tuple[PartKind, str], tuple[str, ...]] | None = None,
     note: str = "",
+    cuda_specs: Sequence[AttentionSpec] = (),
+    absent: str = "",
 ) -> Explanation:
     """Judge every registered part for a model with these settings.
 
@@ -193,9 +138,15 @@ def explain(
         device: where the model would run.
         conformance: what published reports say about parts, by kind and name.
         note: where ``specs`` are from, if not from the model's definition, or why there are none.
+        cuda_specs: the specs with the dtype that the model would have on a CUDA device; empty if
+            it is the same.
+        absent: why ``device``, a CUDA device, is not on this machine; empty if it is. No backend
+            can run then; each is judged for such a device.
     """
     problems: list[str] = []
-    attention, block_size = _attention(host, specs, options, device, problems)
+    attention, block_size = _attention(host, specs, options, device, absent, problems)
+    there = cuda_specs or specs
+    attention = [_elsewhere(host, part, there, options, device, absent) for part in attention]
     parts = [*attention]
     for kind in _NAMED_KINDS:
         wanted = getattr(options, kind.value)
@@ -230,13 +181,17 @@ def _attention(
     specs: Sequence[AttentionSpec],
     options: EngineOptions,
     device: torch.device,
+    absent: str,
     problems: list[str],
 ) -> tuple[list[PartVerdict], int | None]:
     kind, wanted = PartKind.ATTENTION_BACKEND, options.attention_backend
-    if not specs:
-        reason = "the architecture is unknown, so there is nothing to judge it by"
+    if absent:
+        problems.append(absent)
+    unjudged = absent or "the architecture is unknown, so there is nothing to judge it by"
+    if absent or not specs:
+        _check_asked_for(host, options, problems)
         entries = host.registry.entries(kind)
-        return [_part(entry, Verdict.REFUSED, (reason,)) for entry in entries], None
+        return [_part(entry, Verdict.REFUSED, (unjudged,)) for entry in entries], None
     kv_dtype = kv_cache_dtype_of(options.kv_cache_dtype)
     candidates = judge_attention_backends(host, specs, device, options.block_size, kv_dtype)
     chosen, why, rejected, block_size = None, "", {}, None
@@ -269,6 +224,40 @@ def _attention(
             reasons = one.reasons
         parts.append(_part(one.entry, verdict, reasons))
     return parts, block_size
+
+
+def _check_asked_for(host: PluginHost, options: EngineOptions, problems: list[str]) -> None:
+    """Whether a backend that is asked for by name is there and takes its options."""
+    kind, wanted = PartKind.ATTENTION_BACKEND, options.attention_backend
+    if wanted == AUTO:
+        return
+    try:
+        entry = find_part(host, kind, wanted)
+        validate_options(kind, wanted, entry.load(), options.attention_backend_options)
+    except JackfieldError as error:
+        problems.append(str(error))
+
+
+def _elsewhere(
+    host: PluginHost,
+    part: PartVerdict,
+    specs: Sequence[AttentionSpec],
+    options: EngineOptions,
+    device: torch.device,
+    absent: str,
+) -> PartVerdict:
+    """The verdict, with the one for a CUDA device if this machine is what the backend lacks."""
+    entry = host.registry.get(part.kind, part.name)
+    if entry is None or not specs or part.verdict is not Verdict.REFUSED:
+        return part
+    if not absent and not is_out_of_place(entry, device):
+        return part
+    kv_dtype = kv_cache_dtype_of(options.kv_cache_dtype)
+    found = judge_on_cuda(entry, specs, options.block_size, kv_dtype)
+    if found is None:
+        return part
+    lacks = (found.missing,) if absent and found.missing is not None else ()
+    return replace(part, reasons=(*part.reasons, *lacks), elsewhere=found)
 
 
 def _usable(
@@ -340,10 +329,6 @@ def _contested(host: PluginHost) -> list[PartVerdict]:
         for claims in host.registry.conflicts().values()
         for claim in claims
     ]
-
-
-def _conflicts(host: PluginHost) -> tuple[str, ...]:
-    return tuple(host.registry.conflict(*key) for key in host.registry.conflicts())
 
 
 def _part(entry: PartEntry, verdict: Verdict, reasons: tuple[str, ...]) -> PartVerdict:

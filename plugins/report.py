@@ -13,7 +13,9 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from .explain import Explanation, PartVerdict, PluginReport, PluginRow, Verdict
+from .explain import Explanation, PartVerdict, Verdict
+from .explain_plugins import PluginReport, PluginRow
+from .validation import FieldHelp
 
 _COLOURS = {
     Verdict.CHOSEN: "bold green",
@@ -63,12 +65,17 @@ def _explanation(report: Explanation) -> RenderableType:
     parts = _table("Parts", "kind", "name", "verdict", "why", "origin")
     for part in report.parts:
         parts.add_row(*_part_cells(part))
+    options = _table("Options", "part", "option", "values", "default", "meaning")
+    for part in report.parts:
+        for option in part.options:
+            options.add_row(*_option_cells(part, option))
     settings = _table("Settings", "setting", "value", "from")
     for setting in report.settings:
         settings.add_row(setting.name, escape(str(setting.value)), escape(setting.origin))
     return Group(
         summary,
         parts,
+        options,
         settings,
         *_lines("Plugins that failed to load", report.failures),
         *_lines("An engine with these settings would not start", report.problems),
@@ -77,8 +84,8 @@ def _explanation(report: Explanation) -> RenderableType:
 
 def _part_cells(part: PartVerdict) -> Iterable[str]:
     why = list(part.reasons)
-    if part.options:
-        why.append(f"options: {'; '.join(map(str, part.options))}")
+    if part.elsewhere is not None:
+        why += part.elsewhere.lines()
     why += [f"conformance: {line}" for line in part.conformance]
     colour = _COLOURS[part.verdict]
     return (
@@ -88,6 +95,12 @@ def _part_cells(part: PartVerdict) -> Iterable[str]:
         escape("\n".join(why)),
         escape(str(part.origin)),
     )
+
+
+def _option_cells(part: PartVerdict, option: FieldHelp) -> Iterable[str]:
+    default = "required" if option.default is None else option.default
+    cells = (part.name, option.name, option.allowed, default, option.description)
+    return map(escape, cells)
 
 
 def _plugins(report: PluginReport) -> RenderableType:

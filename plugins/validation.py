@@ -52,31 +52,59 @@ class FieldHelp:
 
 def fields_of(model: type[BaseModel]) -> tuple[FieldHelp, ...]:
     """The fields of a typed model, in its order."""
-    properties = _schema(model).get("properties", {})
+    schema = _schema(model)
+    properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
     result = []
     for name, info in model.model_fields.items():
         default = None if info.is_required() else repr(info.get_default(call_default_factory=True))
-        allowed = in_words(properties.get(name, {}))
+        allowed = in_words(properties.get(name, {}), definitions)
         result.append(FieldHelp(name, allowed, default, info.description or ""))
     return tuple(result)
 
 
 def allowed_values(model: type[BaseModel], name: str) -> str:
     """The values of one field, in words."""
-    return in_words(_schema(model).get("properties", {}).get(name, {}))
+    schema = _schema(model)
+    return in_words(schema.get("properties", {}).get(name, {}), schema.get("$defs", {}))
 
 
-def in_words(schema: Mapping[str, Any]) -> str:
-    """A JSON schema in words: ``an integer of at least 1, or none``."""
+def in_words(schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None) -> str:
+    """A JSON schema in words: ``an integer that is at least 1, or none``.
+
+    Args:
+        schema: of a value.
+        definitions: the schemas of models that it refers to, by name; an object of such a model is
+            put in words by its fields.
+    """
+    known = definitions or {}
+    if "$ref" in schema:
+        schema = known.get(schema["$ref"].rpartition("/")[2], {})
     if "enum" in schema:
         return " or ".join(map(repr, schema["enum"]))
     if "const" in schema:
         return repr(schema["const"])
     if "anyOf" in schema:
-        return ", or ".join(in_words(choice) for choice in schema["anyOf"])
+        return ", or ".join(in_words(choice, known) for choice in schema["anyOf"])
+    if "properties" in schema:
+        return _object_in_words(schema, known)
     kind = _TYPES.get(schema.get("type", ""), "a value of its type")
-    bounds = [f"{words} {schema[key]}" for key, words in _BOUNDS.items() if key in schema]
+    bounds = [f"{words} {_number(schema[key])}" for key, words in _BOUNDS.items() if key in schema]
     return f"{kind} that is {' and '.join(bounds)}" if bounds else kind
+
+
+def _object_in_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """An object by its fields, those that must be given marked so."""
+    required = schema.get("required", ())
+    fields = []
+    for name, field in schema["properties"].items():
+        must = ", required" if name in required else ""
+        fields.append(f"{name} ({in_words(field, definitions)}{must})")
+    return f"an object with {', '.join(fields)}"
+
+
+def _number(value: float) -> str:
+    """A bound as people write it: ``1`` for ``1.0``."""
+    return str(int(value)) if float(value).is_integer() else str(value)
 
 
 def problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
@@ -90,7 +118,9 @@ def expected(detail: Mapping[str, Any], model: type[BaseModel], name: str) -> st
     if detail["type"] == "value_error":
         return str(context["error"])
     allowed = allowed_values(model, name)
-    bounds = [f"{words} {context[key]}" for key, words in _ERROR_BOUNDS.items() if key in context]
+    bounds = [
+        f"{words} {_number(context[key])}" for key, words in _ERROR_BOUNDS.items() if key in context
+    ]
     unsaid = "".join(f", {bound}" for bound in bounds if bound not in allowed)
     return f"it must be {allowed}{unsaid}"
 

@@ -17,7 +17,7 @@ from jackfield.core.errors import ConfigError
 
 CLAIMS = {
     "dtypes": "bfloat16, float16, float64, float8_e4m3fn",
-    "kv_dtypes": "float32",
+    "kv_dtypes": "float8_e4m3fn, float32",
     "head_sizes": "16 to 256, multiples of 8",
     "non_causal": "yes",
     "sliding_window": "yes",
@@ -42,20 +42,73 @@ def claiming(*results: PropertyResult, **changes: Any) -> Report:
 
 
 def test_a_claim_needs_its_laws() -> None:
-    coverage = {"causal": {"on": 3}, "sliding_window": {"off": 2, "on": 4}}
+    coverage = {
+        "causal": {"on": 3},
+        "sliding_window": {"off": 2, "on": 4},
+        "dtype": {"bfloat16": 1, "float16": 1, "float64": 1, "float8_e4m3fn": 1},
+        "head_size": {"16": 1, "256": 2},
+    }
     rows = rows_of(claiming(PASSED, UNCLAIMED, GRAPHS, INVARIANT, coverage=coverage))
     assert rows["sliding window"] == ("yes",)
-    assert rows["not causal"] == ("not tried",)
+    assert rows["not causal"] == ("declared, not tried",)
     assert rows["ALiBi"] == ("no",)
     assert rows["sinks"] == ("?",)
     assert rows["CUDA graphs"] == ("yes",)
     assert rows["batch invariant"] == ("**fails**",)
-    assert rows["LSE"] == ("not tried (lse)",)
+    assert rows["LSE"] == ("declared, not tried (lse)",)
     assert rows["mixed batches"] == ("yes",)
     assert rows["laws"] == ("**1 failed**, 2 passed, 1 not claimed",)
     assert rows["examples"] == (str(120 + 120 + 7),)
     assert rows["dtypes"] == ("float64, bfloat16, float16, float8_e4m3fn",)
     assert rows["head sizes"] == ("16 to 256, multiples of 8",)
+
+
+def test_what_has_no_example_is_not_proved() -> None:
+    coverage = {
+        "kv_dtype": {"float32": 5, "float8_e4m3fn": 0},
+        "dtype": {"float16": 3, "bfloat16": 4},
+        "head_size": {"16": 3, "64": 0, "256": 1},
+        "alibi": {"off": 9},
+    }
+    claims = CLAIMS | {"alibi": "yes", "group_sizes": "1 and up"}
+    rows = rows_of(make_report(PASSED, capabilities=claims, coverage=coverage))
+    assert rows["cache dtypes"] == ("float32; declared, not tried: float8_e4m3fn",)
+    assert rows["dtypes"] == ("bfloat16, float16; declared, not tried: float64, float8_e4m3fn",)
+    assert rows["head sizes"] == ("16 to 256, multiples of 8; tried: 16, 256",)
+    assert rows["group sizes"] == ("1 and up; tried: none",)
+    assert rows["ALiBi"] == ("declared, not tried",)
+
+
+def test_a_report_that_counts_no_examples_says_so() -> None:
+    only = {"head_size": ("64", "128"), "law": ("meaning",)}
+    claims = CLAIMS | {"block_sizes": "1 and up"}
+    rows = rows_of(make_report(PASSED, capabilities=claims, coverage={}, only=only))
+    assert rows["cache dtypes"] == ("float32, float8_e4m3fn; tried: not counted",)
+    assert rows["head sizes"] == ("16 to 256, multiples of 8; tried: 64, 128",)
+    assert rows["block sizes"] == ("1 and up; tried: not counted",)
+    assert rows["not causal"] == ("yes, not counted",)
+    assert rows["ALiBi"] == ("no",)
+
+
+def test_a_narrowed_axis_shows_what_was_tried() -> None:
+    coverage = {"head_size": {"64": 5, "128": 7}, "block_size": {"16": 3}}
+    only = {"head_size": ("64", "128"), "alibi": ("off",)}
+    claims = CLAIMS | {"block_sizes": "1 and up"}
+    rows = rows_of(make_report(PASSED, capabilities=claims, coverage=coverage, only=only))
+    assert rows["head sizes"] == ("16 to 256, multiples of 8; tried: 64, 128",)
+    assert rows["block sizes"] == ("1 and up",)
+
+
+def test_published_reports_that_were_narrowed_claim_what_was_tried(repository: Path) -> None:
+    for file in (repository / "docs" / "conformance").glob("*-h200.json"):
+        report = read_report(file)
+        rows = rows_of(report)
+        for row, axis in (("head sizes", "head_size"), ("block sizes", "block_size")):
+            tried = ", ".join(report.only.get(axis, ()))
+            if tried:
+                assert rows[row][0].endswith(f"; tried: {tried}")
+        if "on" not in report.only.get("alibi", ("on",)):
+            assert rows["ALiBi"][0] in ("no", "declared, not tried")
 
 
 def test_what_fails_in_one_dtype_fails() -> None:
@@ -69,6 +122,7 @@ def test_libraries() -> None:
         "torch_sdpa": "torch 2.11.0",
         "flash_attn": "flash-attn 2.8.3, torch 2.11.0",
         "xformers": "xformers 0.0.35, torch 2.11.0",
+        "xformers_cutlass": "xformers 0.0.35, torch 2.11.0",
         "flashinfer": "jackfield 0.1.0",
     }
     reports = [make_report(part=part, versions=versions) for part in parts]

@@ -16,7 +16,8 @@ from support.published_configs import CONFIGS
 from jackfield import ModelConfig, PartOptions
 from jackfield.core.config import EngineOptions
 from jackfield.plugins.discovery import PluginHost, discover
-from jackfield.plugins.explain import Explanation, Verdict, explain, plugin_report
+from jackfield.plugins.explain import Explanation, Verdict, explain
+from jackfield.plugins.explain_plugins import plugin_report
 from jackfield.plugins.registry import Origin
 from jackfield.plugins.report import render_text, to_json
 
