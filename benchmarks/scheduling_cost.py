@@ -2,22 +2,21 @@
 
     python benchmarks/scheduling_cost.py --output benchmarks/results/scheduling_cost.json
 
-The built-in scheduler with the ``fcfs`` policy, without a model: microseconds of ``schedule`` and
-of ``update`` (committing to the block manager included) for a step in which every running request
-computes one token, at several numbers of running and waiting requests. The median over the steps;
-other work on the machine shows in the difference to the fastest one.
+The built-in scheduler with the ``fcfs`` policy, without a model: microseconds of ``schedule``, of
+``update`` (committing to the block manager included) and of both (``step``) for a step in which
+every running request computes one token, at several numbers of running and waiting requests. The
+median over the steps; other work on the machine shows in the difference to the fastest one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from pathlib import Path
 
-import jackfield
+from reporting import write_report
+
 from jackfield import SamplingParams
 from jackfield.core.block_manager import BlockManager, BlockManagerConfig
 from jackfield.core.block_managers.paged import PagedBlockManager
@@ -64,7 +63,7 @@ def build(running: int, waiting: int, arguments: argparse.Namespace) -> QueueSch
 def measure(running: int, waiting: int, arguments: argparse.Namespace) -> dict[str, float]:
     """Microseconds per step."""
     scheduler = build(running, waiting, arguments)
-    times: dict[str, list[float]] = {"schedule": [], "update": []}
+    times: dict[str, list[float]] = {"schedule": [], "update": [], "step": []}
     for step in range(arguments.steps + 10):
         started = time.perf_counter()
         plan = scheduler.schedule(0.0)
@@ -76,6 +75,7 @@ def measure(running: int, waiting: int, arguments: argparse.Namespace) -> dict[s
         if step >= 10:  # the prompts, and caches of the processor
             times["schedule"].append(planned - started)
             times["update"].append(done - told)
+            times["step"].append(planned - started + done - told)
     result = {name: statistics.median(values) * 1e6 for name, values in times.items()}
     fastest = {f"{name}_fastest": min(values) * 1e6 for name, values in times.items()}
     return {"running": running, "waiting": waiting, **result, **fastest}
@@ -84,7 +84,8 @@ def measure(running: int, waiting: int, arguments: argparse.Namespace) -> dict[s
 def main() -> None:
     """Measure, print a table, and write it down."""
     arguments = parse_arguments()
-    columns = ("running", "waiting", "schedule", "update", "schedule_fastest", "update_fastest")
+    timed = ("schedule", "update", "step")
+    columns = ("running", "waiting", *timed, *(f"{name}_fastest" for name in timed))
     print("  ".join(f"{column:>16}" for column in columns) + "   (microseconds)")
     rows = []
     for running in arguments.running:
@@ -92,17 +93,13 @@ def main() -> None:
             row = measure(running, waiting, arguments)
             rows.append(row)
             print("  ".join(f"{row[column]:16.0f}" for column in columns), flush=True)
-    if arguments.output is not None:
-        report = {
-            "jackfield": jackfield.__version__,
-            "python": platform.python_version(),
-            "processor": platform.processor() or platform.machine(),
-            "block_manager": arguments.block_manager,
-            "enable_prefix_caching": arguments.enable_prefix_caching,
-            "steps": arguments.steps,
-            "rows": rows,
-        }
-        arguments.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    report = {
+        "block_manager": arguments.block_manager,
+        "enable_prefix_caching": arguments.enable_prefix_caching,
+        "steps": arguments.steps,
+        "rows": rows,
+    }
+    write_report(arguments.output, report)
 
 
 if __name__ == "__main__":
