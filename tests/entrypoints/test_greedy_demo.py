@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from support.greedy import (
     Prompts,
     Reference,
     assert_equal_greedy,
     generate_greedy,
     reference_greedy,
+    transformers_model,
 )
-from transformers import AutoModelForCausalLM
 
 from jackfield import LLM
 
@@ -46,10 +44,7 @@ def prompts(together: LLM, repository: Path) -> Prompts:
 @pytest.fixture(scope="module")
 def reference(demo_file: Path, prompts: Prompts) -> Reference:
     """The same from transformers."""
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        str(demo_file.parent), gguf_file=demo_file.name, dtype=torch.float32
-    )
-    return reference_greedy(model, prompts, NUM_TOKENS)
+    return reference_greedy(transformers_model(demo_file), prompts, NUM_TOKENS)
 
 
 def _check(llm: LLM, prompts: Prompts, reference: Reference) -> None:
@@ -72,15 +67,13 @@ def test_one_by_one(together: LLM, prompts: Prompts, reference: Reference) -> No
 def test_shuffled(together: LLM, prompts: Prompts, reference: Reference) -> None:
     order = random.Random(1).sample(range(len(prompts)), len(prompts))
     outputs = generate_greedy(together, [prompts[index] for index in order], NUM_TOKENS)
-    shuffled = Reference(
-        [reference.tokens[index] for index in order], [reference.gaps[index] for index in order]
-    )
-    assert_equal_greedy(outputs, shuffled)
+    assert_equal_greedy(outputs, reference.pick(order))
 
 
 @pytest.mark.parametrize("chunk", [16, 128])
 def test_chunked_prefill(chunk: int, prompts: Prompts, reference: Reference) -> None:
-    llm = LLM("demo", dtype="float32", long_prefill_token_threshold=chunk)
+    options = {"long_prefill_token_threshold": chunk, "kv_cache_memory": "512MiB"}
+    llm = LLM("demo", dtype="float32", **options)
     _check(llm, prompts, reference)
 
 
@@ -92,38 +85,3 @@ def test_preemption(prompts: Prompts, reference: Reference) -> None:
     assert stats.scheduler.num_preemptions > 0
     assert stats.peak_block_usage > 0.9
     assert stats.blocks.used == 0
-
-
-SHARING: dict[str, dict[str, Any]] = {
-    "cached": {"enable_prefix_caching": True},
-    "swapped": {"preemption_mode": "swap", "swap_space": "256MiB"},
-    "swapped_and_cached_in_a_tree": {
-        "preemption_mode": "auto",
-        "swap_space": "256MiB",
-        "enable_prefix_caching": True,
-        "block_manager": "radix",
-        "long_prefill_token_threshold": 64,
-    },
-}
-
-
-@pytest.mark.parametrize("name", sorted(SHARING))
-def test_sharing_and_swapping(name: str, prompts: Prompts, reference: Reference) -> None:
-    """A third of the prompts, shorter completions, twice: the second time with hits."""
-    options, num_tokens = SHARING[name], 24
-    chosen = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))[8:20]
-    short = Reference(
-        [reference.tokens[index][:num_tokens] for index in chosen],
-        [reference.gaps[index][:num_tokens] for index in chosen],
-    )
-    if "swap_space" in options:
-        options = options | {"num_gpu_blocks_override": 24, "max_model_len": 256}
-    llm = LLM("demo", dtype="float32", **options)
-    for _ in range(2):
-        outputs = generate_greedy(llm, [prompts[index] for index in chosen], num_tokens)
-        assert assert_equal_greedy(outputs, short) > 0.9 * len(chosen) * num_tokens
-    stats = llm.engine.stats()
-    assert (stats.scheduler.num_swaps > 0) == ("swap_space" in options)
-    if name == "cached":
-        assert stats.prefix.num_hit_tokens > 0
-    assert (stats.blocks.used, stats.blocks.host_used) == (0, 0)

@@ -60,9 +60,7 @@ def test_equal_in_another_order(case: Case) -> None:
     llm = LLM(str(directory), dtype="float32")
     order = random.Random(1).sample(range(len(prompts)), len(prompts))
     outputs = generate_greedy(llm, [prompts[index] for index in order], NUM_TOKENS)
-    shuffled = Reference(
-        [reference.tokens[index] for index in order], [reference.gaps[index] for index in order]
-    )
+    shuffled = reference.pick(order)
     assert_equal_greedy(outputs, shuffled)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from jackfield import LLM, RequestOutput, SamplingParams
 
@@ -23,18 +26,44 @@ class Reference:
 
     Attributes:
         tokens: the new tokens of each prompt.
-        gaps: distance of the two largest logits at each of them.
+        closest: at each of them the tokens with the largest logits, each with its distance to the
+            largest.
     """
 
     tokens: list[list[int]]
-    gaps: list[list[float]]
+    closest: list[list[dict[int, float]]]
+
+    def pick(self, indices: Sequence[int], num_tokens: int | None = None) -> Reference:
+        """Of these prompts, in this order, the first ``num_tokens`` tokens; None is all."""
+        return Reference(
+            [self.tokens[index][:num_tokens] for index in indices],
+            [self.closest[index][:num_tokens] for index in indices],
+        )
 
 
-def reference_greedy(model: Any, prompts: Prompts, num_tokens: int, batch: int = 8) -> Reference:
-    """What transformers' ``generate`` yields, in left-padded batches of similar lengths."""
+@cache
+def transformers_model(gguf_file: Path) -> Any:
+    """A GGUF file as transformers reads it, in float32. Reading takes long, so modules share it."""
+    return AutoModelForCausalLM.from_pretrained(
+        str(gguf_file.parent), gguf_file=gguf_file.name, dtype=torch.float32
+    )
+
+
+def reference_greedy(
+    model: Any, prompts: Prompts, num_tokens: int, batch: int = 8, kept: int = 4
+) -> Reference:
+    """What transformers' ``generate`` yields, in left-padded batches of similar lengths.
+
+    Args:
+        model: of transformers.
+        prompts: token ids.
+        num_tokens: new ones of each.
+        batch: prompts at a time.
+        kept: tokens whose distance to the largest logit is kept.
+    """
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     tokens: list[list[int]] = [[] for _ in prompts]
-    gaps: list[list[float]] = [[] for _ in prompts]
+    closest: list[list[dict[int, float]]] = [[] for _ in prompts]
     for start in range(0, len(order), batch):
         indices = order[start : start + batch]
         longest = max(len(prompts[index]) for index in indices)
@@ -54,11 +83,16 @@ def reference_greedy(model: Any, prompts: Prompts, num_tokens: int, batch: int =
                     return_dict_in_generate=True,
                 ),
             )
-        top = [logits.topk(2, dim=-1).values for logits in result.logits]
+        tops = [logits.topk(min(kept, logits.shape[-1]), dim=-1) for logits in result.logits]
+        distances = [(top.values[:, :1] - top.values).tolist() for top in tops]
+        ids = [top.indices.tolist() for top in tops]
         for row, index in enumerate(indices):
             tokens[index] = result.sequences[row, longest:].tolist()
-            gaps[index] = [float(values[row, 0] - values[row, 1]) for values in top]
-    return Reference(tokens, gaps)
+            closest[index] = [
+                dict(zip(near[row], far[row], strict=True))
+                for near, far in zip(ids, distances, strict=True)
+            ]
+    return Reference(tokens, closest)
 
 
 def generate_greedy(llm: LLM, prompts: Prompts, num_tokens: int) -> list[RequestOutput]:
@@ -77,7 +111,8 @@ def assert_equal_greedy(
     Args:
         outputs: of Jackfield.
         reference: of transformers, for the same prompts.
-        near_tie: where the two largest logits are closer than this, rounding may decide.
+        near_tie: where the logit of our token is that close to the largest one in the reference,
+            rounding may decide.
 
     Returns:
         How many tokens were compared.
@@ -89,10 +124,12 @@ def assert_equal_greedy(
         assert len(ours) == len(theirs), f"prompt {index}: {len(ours)} of {len(theirs)} tokens"
         for position, (our, their) in enumerate(zip(ours, theirs, strict=True)):
             if our != their:
-                gap = reference.gaps[index][position]
-                assert gap <= near_tie, (
+                known = reference.closest[index][position]
+                distance = known.get(our, math.inf)
+                assert distance <= near_tie, (
                     f"prompt {index} ({len(output.prompt_token_ids)} tokens) differs at new token "
-                    f"{position}: {our} instead of {their}, where the logits are {gap:.5f} apart"
+                    f"{position}: {our} instead of {their}, whose logits are {distance:.5f} apart "
+                    f"(of the {len(known)} largest)"
                 )
                 break
             compared += 1
