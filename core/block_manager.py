@@ -256,7 +256,8 @@ class BlockManager(ABC):
         """Admit a request: give it slots for its first ``num_tokens`` tokens.
 
         Cached tokens count among them: a hit covers at most ``num_tokens`` tokens, and never the
-        last token of the request. The watermark is kept here and only here.
+        last token of the request. The watermark is kept here and only here, and only beside other
+        requests: one that needs nearly all blocks would otherwise wait for ever.
 
         Returns:
             None, and nothing has changed, if there is no room.
@@ -286,7 +287,8 @@ class BlockManager(ABC):
         """Take note that the first ``num_computed_tokens`` tokens are in the cache.
 
         A manager with prefix caching makes the full blocks among them shareable, those of
-        generated tokens too. The block table stays what it is.
+        generated tokens too; one with forks needs the number for ``append``. The block table stays
+        what it is.
 
         Args:
             request_id: holds device blocks.
@@ -332,7 +334,7 @@ class BlockManager(ABC):
 
     def reclaimable(self, request_id: str) -> int:
         """How many more device blocks would be available if the request gave up its own: those
-        that no other request holds.
+        that no other request holds. The default is right where nothing is shared.
 
         Raises:
             KeyError: the request holds no blocks.
