@@ -27,6 +27,13 @@ from ..plugins.report import renderable, to_json
 from .resolve import attention_specs_of, resolve_device, resolve_dtype
 from .settings import load_settings
 
+#: The kinds of parts that there is a conformance suite for, and what it calls itself.
+SUITES = {
+    PartKind.ATTENTION_BACKEND: "attention",
+    PartKind.SCHEDULER: "scheduler",
+    PartKind.BLOCK_MANAGER: "block-manager",
+}
+
 FROM_FIELDS = (
     "read off config.json: there is no definition of this model, so it cannot run, but backends "
     "can be judged"
@@ -105,9 +112,9 @@ def _specs(
 
 def _conformance(host: PluginHost) -> dict[tuple[PartKind, str], tuple[str, ...]]:
     """What is published about each part that there is a conformance suite for."""
-    kind = PartKind.ATTENTION_BACKEND
     return {
-        (kind, entry.name): published_lines("attention", entry.name, entry.path)
+        (kind, entry.name): published_lines(suite, entry.name, entry.path)
+        for kind, suite in SUITES.items()
         for entry in host.registry.entries(kind)
     }
 

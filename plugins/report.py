@@ -65,7 +65,9 @@ def _explanation(report: Explanation) -> RenderableType:
     parts = _table("Parts", "kind", "name", "verdict", "why", "origin")
     for part in report.parts:
         parts.add_row(*_part_cells(part))
-    options = _table("Options", "part", "option", "values", "default", "meaning")
+    options = _table("Options", "part", "option", "default", "values and meaning")
+    for column in options.columns[:2]:
+        column.no_wrap = True
     for part in report.parts:
         for option in part.options:
             options.add_row(*_option_cells(part, option))
@@ -99,8 +101,8 @@ def _part_cells(part: PartVerdict) -> Iterable[str]:
 
 def _option_cells(part: PartVerdict, option: FieldHelp) -> Iterable[str]:
     default = "required" if option.default is None else option.default
-    cells = (part.name, option.name, option.allowed, default, option.description)
-    return map(escape, cells)
+    meaning = f"{option.allowed}: {option.description}"
+    return map(escape, (part.name, option.name, default, meaning))
 
 
 def _plugins(report: PluginReport) -> RenderableType:

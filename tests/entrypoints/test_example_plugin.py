@@ -137,7 +137,7 @@ def test_its_own_tests_pass(site: Path, repository: Path) -> None:
     """Of the laws, those that depend on the dtype with one of them only, to be quick."""
     tests = repository / "examples/plugins/jackfield-example-plugin/tests"
     environ = dict(os.environ, PYTHONPATH=str(site))
-    some = ["-k", "not test_law or refusals or declared or bfloat16"]
+    some = ["-k", "not TestLoopBackend or refusals or declared or bfloat16"]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *some, str(tests)],
         capture_output=True,
