@@ -35,7 +35,7 @@ LIBRARY = Library(
     distribution="flash-attn",
     module="flash_attn.flash_attn_interface",
     extra="flash-attn",
-    at_least="2.8.0",
+    at_least="2.8.3",
     below="2.9",
 )
 _DTYPES = frozenset({torch.float16, torch.bfloat16})

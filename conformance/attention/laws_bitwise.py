@@ -356,19 +356,27 @@ class PlanInto(BitwiseLaw):
             for index, shape in enumerate(case.sequences)
         ]
         slots = data.batch.slot_mapping_cpu
-        earlier = replace(data, batch=batch_of(earlier_shapes, data.table, slots, subject.device))
+        other = replace(data, batch=batch_of(earlier_shapes, data.table, slots, subject.device))
+        # Lengths grow, and shrink.
+        return max(
+            self._updated(subject, instance, earlier, later)
+            for earlier, later in ((other, data), (data, other))
+        )
+
+    def _updated(
+        self, subject: Subject, instance: AttentionBackend, earlier: CaseData, later: CaseData
+    ) -> float:
         plan = instance.plan(earlier.batch)
         lse = subject.capabilities.lse
         if subject.device.type == "cuda":
-            result = _replayed(instance, earlier, data)
+            result = _replayed(instance, earlier, later)
             lse = False
         else:
             attend(instance, earlier, plan=plan)
-            instance.plan(data.batch, into=plan)
-            result = attend(instance, data, plan=plan, with_lse=lse)
-        plain = attend(subject.instance(data), data, with_lse=lse)
-        what = "a plan updated in place"
-        return self.compare(subject, what, plain, result, data)
+            instance.plan(later.batch, into=plan)
+            result = attend(instance, later, plan=plan, with_lse=lse)
+        plain = attend(subject.instance(later), later, with_lse=lse)
+        return self.compare(subject, "a plan updated in place", plain, result, later)
 
 
 def _replayed(instance: AttentionBackend, earlier: CaseData, data: CaseData) -> Result:

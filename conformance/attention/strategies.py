@@ -263,8 +263,10 @@ def _value_head_sizes(axes: Axes) -> Iterator[AttentionCase]:
             plain = plain_case(replace(axes, head_size=(head_size,)))
             yield replace(plain, spec=replace(plain.spec, v_head_size=size))
     if 192 in axes.head_size and 128 in axes.v_head_size:
-        plain = plain_case(replace(axes, head_size=(192,)))
-        yield replace(plain, spec=replace(plain.spec, v_head_size=128))
+        eight_bits = [dtype for dtype in axes.kv_dtype if dtype.itemsize == 1]
+        for kv_dtypes in (axes.kv_dtype, *((dtype,) for dtype in eight_bits)):
+            plain = plain_case(replace(axes, head_size=(192,), kv_dtype=kv_dtypes))
+            yield replace(plain, spec=replace(plain.spec, v_head_size=128))
 
 
 def _lengths(axes: Axes) -> Iterator[AttentionCase]:

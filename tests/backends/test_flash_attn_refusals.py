@@ -116,11 +116,11 @@ def test_an_absent_library(monkeypatch: pytest.MonkeyPatch) -> None:
         FlashAttnBackend(SPEC, CACHE, CPU)
 
 
-@pytest.mark.parametrize("version", ["2.7.4.post1", "2.9.0"])
+@pytest.mark.parametrize("version", ["2.7.4.post1", "2.8.2", "2.9.0"])
 def test_another_version(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: version)
     assert FlashAttnBackend.capabilities(CUDA).missing == (
-        f"flash-attn {version} is installed, and versions from 2.8.0 to below 2.9 are supported; "
+        f"flash-attn {version} is installed, and versions from 2.8.3 to below 2.9 are supported; "
         "install one with: pip install 'jackfield[flash-attn]'"
     )
 

@@ -172,7 +172,7 @@ def test_commands_have_the_flags_that_are_shown(repository: Path) -> None:
     shown = 0
     for page in ("README.md", "docs/conformance.md", "docs/backends.md"):
         text = (repository / page).read_text(encoding="utf-8")
-        for name, rest in re.findall(r"jackfield conformance ([a-z]+)(.*?)(?:  #.*)?[`\n]", text):
+        for name, rest in re.findall(r"jackfield conformance ([a-z-]+)(.*?)(?:  #.*)?[`\n]", text):
             shown += 1
             flags = set(re.findall(r"--[a-z-]+", rest))
             assert flags <= command_flags("conformance", name), f"{page}: {name}{rest}"

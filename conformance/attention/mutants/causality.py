@@ -85,7 +85,7 @@ class _DiagonalTileIsNotMasked(PlainBackend):
 @mutant(
     "causal_read_as_empty_window",
     "Causal without a window is taken for a window of no keys: several rows give zero.",
-    ("TransformerEngine#3528",),
+    ("TransformerEngine#2490", "TransformerEngine#3528"),
 )
 class _CausalReadAsEmptyWindow(PlainBackend):
     def attend_rows(self, rows: Tensor, cache: KVCache, sequence: PlannedSequence) -> Attended:

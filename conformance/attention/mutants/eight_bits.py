@@ -7,18 +7,26 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ....core.attention import AttentionSpec, KVCache
+from ....core.attention import AttentionBatch, AttentionPlan, AttentionSpec, Capabilities, KVCache
 from ..plain_backend import Attended, PlainBackend, PlannedSequence
 from .registry import mutant
 
 
-@mutant("key_scale_ignored", "Keys of 8 bits are read without their scale.")
+@mutant(
+    "key_scale_ignored",
+    "Keys of 8 bits are read without their scale.",
+    ("vllm#42580", "vllm#51363", "sglang#18882"),
+)
 class _KeyScaleIgnored(PlainBackend):
     def cache_scales(self, cache: KVCache, sequence: PlannedSequence) -> tuple[float, float]:
         return 1.0, cache.v_scale
 
 
-@mutant("value_scale_ignored", "Values of 8 bits are read without their scale.")
+@mutant(
+    "value_scale_ignored",
+    "Values of 8 bits are read without their scale.",
+    ("vllm#42580", "vllm#51363", "sglang#18882"),
+)
 class _ValueScaleIgnored(PlainBackend):
     def cache_scales(self, cache: KVCache, sequence: PlannedSequence) -> tuple[float, float]:
         return cache.k_scale, 1.0
@@ -99,7 +107,11 @@ class _ScaleMultipliedAtWrite(PlainBackend):
         return tokens * scale
 
 
-@mutant("scale_ignored_at_write", "New keys and values are stored without being scaled.")
+@mutant(
+    "scale_ignored_at_write",
+    "New keys and values are stored without being scaled.",
+    ("sglang#18882",),
+)
 class _ScaleIgnoredAtWrite(PlainBackend):
     def divided(self, tokens: Tensor, scale: float) -> Tensor:
         return tokens
@@ -183,3 +195,60 @@ class _EightBitResultRoundedFirst(PlainBackend):
         if self.cache_spec.dtype.itemsize == 1:
             result = result.to(torch.bfloat16).to(result.dtype) * self._v_scale
         super().store_out(replace(attended, out=result), sequence, out)
+
+
+@mutant(
+    "window_of_one_head_lost_in_eight_bits",
+    "In a cache of 8 bits, the last head of the last of several rows sees past the window.",
+    ("flashinfer#3864",),
+)
+class _WindowOfOneHeadLostInEightBits(PlainBackend):
+    def mask(self, scores: Tensor, visible: Tensor) -> Tensor:
+        masked = super().mask(scores, visible)
+        windowed = self.spec.sliding_window is not None and len(visible) > 1
+        if windowed and self.cache_spec.dtype.itemsize == 1:
+            masked[-1, -1] = scores[-1, -1]
+        return masked
+
+
+@mutant(
+    "head_tail_lost_in_eight_bits",
+    "In a cache of 8 bits whose two head sizes differ, what follows the last multiple of 128 of a "
+    "key head above 128 is left out.",
+    ("flashinfer#4976",),
+)
+class _HeadTailLostInEightBits(PlainBackend):
+    def dot_products(self, rows: Tensor, keys: Tensor) -> Tensor:
+        size = self.spec.head_size
+        if self.cache_spec.dtype.itemsize == 1 and self.spec.v_head_size != size > 128:
+            whole = size - size % 128
+            rows, keys = rows[..., :whole], keys[..., :whole]
+        return super().dot_products(rows, keys)
+
+
+@mutant(
+    "eight_bits_read_as_integers",
+    "The bytes of a cache of 8 bits are read as whole numbers.",
+    ("vllm#47037",),
+)
+class _EightBitsReadAsIntegers(PlainBackend):
+    def read_tokens(self, stored: Tensor, blocks: Tensor, offsets: Tensor) -> Tensor:
+        if stored.dtype.itemsize > 1:
+            return super().read_tokens(stored, blocks, offsets)
+        return stored.view(torch.int8)[blocks, offsets].to(self.arithmetic_dtype())
+
+
+@mutant(
+    "eight_bit_plan_is_not_updated",
+    "With a cache of 8 bits, a plan that is updated in place is left as it was.",
+    ("vllm#41651",),
+)
+class _EightBitPlanIsNotUpdated(PlainBackend):
+    @classmethod
+    def capabilities(cls, device: torch.device) -> Capabilities:
+        return replace(super().capabilities(device), cuda_graphs=True)
+
+    def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> AttentionPlan:
+        if into is not None and self.cache_spec.dtype.itemsize == 1:
+            return into
+        return super().plan(batch, into)

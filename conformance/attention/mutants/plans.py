@@ -191,6 +191,27 @@ class _LengthsOfReplayedPlanStay(PlainBackend):
 
 
 @mutant(
+    "replayed_plan_never_shrinks",
+    "What an earlier plan had to do beyond the new one is done again when it is updated in place.",
+    ("flashinfer#4002", "flashinfer#4016", "flashinfer#4430", "flashinfer#4794"),
+)
+class _ReplayedPlanNeverShrinks(PlainBackend):
+    @classmethod
+    def capabilities(cls, device: torch.device) -> Capabilities:
+        return replace(super().capabilities(device), cuda_graphs=True)
+
+    def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> AttentionPlan:
+        old = own_plan(into).sequences if into is not None else ()
+        plan = own_plan(super().plan(batch, into))
+        if old:
+            plan.sequences = tuple(
+                before if before.num_tokens > new.num_tokens else new
+                for new, before in zip(plan.sequences, old, strict=True)
+            )
+        return plan
+
+
+@mutant(
     "replayed_plan_is_not_updated",
     "A plan that is to be updated in place is left as it was and a new one returned.",
     ("TensorRT-LLM#18769", "TensorRT-LLM#18443"),
