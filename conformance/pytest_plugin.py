@@ -4,6 +4,8 @@
         --attention-backend NAME
     pytest -p jackfield.conformance.pytest_plugin \\
         --pyargs jackfield.conformance.block_manager_suite --block-manager NAME
+    pytest -p jackfield.conformance.pytest_plugin \\
+        --pyargs jackfield.conformance.scheduler_suite --scheduler NAME
 """
 
 from __future__ import annotations
@@ -22,7 +24,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--block-manager",
         metavar="NAME",
-        help="block manager to test: its registered name, or package.module:Class",
+        help="block manager to test, or to test a scheduler with: its registered name, or "
+        "package.module:Class",
+    )
+    group.addoption(
+        "--scheduler",
+        metavar="NAME",
+        help="scheduler to test: its registered name, or package.module:Class",
+    )
+    group.addoption(
+        "--scheduling-policy",
+        metavar="NAME",
+        help="policy to test a scheduler with (default: fcfs)",
     )
     group.addoption(
         "--conformance-profile",

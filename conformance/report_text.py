@@ -114,8 +114,9 @@ def _law_table(report: Report) -> Iterator[str]:
     grid = _Grid.of(report.results)
     yield "## Laws"
     yield ""
-    yield "Errors are the largest seen, as a percentage of their bound."
-    yield ""
+    if any(one.max_error is not None for one in report.results):
+        yield "Errors are the largest seen, as a percentage of their bound."
+        yield ""
     yield _row("law", *grid.headings)
     yield _row(*["---"] * (len(grid.variants) + 1))
     for law, row in grid.rows.items():

@@ -219,7 +219,7 @@ def _draw(units: Tensor, uniform: Tensor) -> Tensor:
     """
     vocab_size = units.shape[1]
     whole = vocab_size // _PIECE * _PIECE
-    sums = units[:, :whole].unflatten(1, (whole // _PIECE, _PIECE)).sum(dim=-1)
+    sums = units[:, :whole].view(len(units), whole // _PIECE, _PIECE).sum(dim=-1)
     ends = torch.cat([sums, units[:, whole:].sum(dim=-1, keepdim=True)], dim=1).cumsum(dim=-1)
     total = ends[:, -1:]
     target = torch.minimum((uniform * total).to(torch.int64), total - 1)

@@ -23,7 +23,7 @@ def run_chat(
     flags: Mapping[str, Any], config: Path | None, system: str | None, sampling: Mapping[str, Any]
 ) -> int:
     """Read messages from standard input and stream answers until the end of input."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     params = SamplingParams(
         **{"temperature": 0.7, "top_p": 0.9, "max_tokens": None, **sampling},
         output_kind=RequestOutputKind.DELTA,

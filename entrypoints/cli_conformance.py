@@ -124,7 +124,7 @@ def run_laws() -> int:
     require_hypothesis()
     from ..conformance.attention.suite import ALL_LAWS
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     for law in ALL_LAWS:
         console.print(f"[bold]{escape(law.name)}[/]")
         # Joined lines, because the terminal is as wide as it is.
@@ -267,8 +267,8 @@ def _write(asked: AttentionRun, report: Report) -> None:
 
 
 def _show(what: RenderableType) -> None:
-    Console(highlight=False).print(what)
+    Console(highlight=False, emoji=False).print(what)
 
 
 def _say(text: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(escape(text))
+    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(escape(text))

@@ -146,7 +146,7 @@ def run_pairwise(asked: PairwiseRun) -> int:
 
 
 def _show(what: RenderableType) -> None:
-    Console(highlight=False).print(what)
+    Console(highlight=False, emoji=False).print(what)
 
 
 def _text_of(path: Path) -> str:

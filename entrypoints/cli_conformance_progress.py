@@ -24,7 +24,9 @@ class SuiteProgress(SuiteObserver):
     def __init__(self, interrupt: Interrupt, console: Console | None = None) -> None:
         self.results: list[PropertyResult] = []
         self._interrupt = interrupt
-        self._console = console or Console(stderr=True, soft_wrap=True, highlight=False)
+        self._console = console or Console(
+            stderr=True, soft_wrap=True, highlight=False, emoji=False
+        )
         self._live = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),

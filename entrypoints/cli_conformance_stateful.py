@@ -1,4 +1,4 @@
-"""``jackfield conformance block-manager``: the suite, its laws, its mutants."""
+"""``jackfield conformance block-manager`` and ``scheduler``: suites, their laws, their mutants."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from tqdm import tqdm
 
+from ..plugins.registry import PartKind
 from .cli_errors import bad_input
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ..conformance.stateful.hunt import Kill, Quarry
     from ..conformance.stateful.laws import StatefulLaw
     from ..conformance.stateful.suite import StatefulOptions
+    from ..core.options import PartOptions
 
 INTERRUPTED = 130
 
@@ -32,6 +34,9 @@ def add_stateful_suites(conformance: typer.Typer) -> None:
     conformance.command("block-manager")(conformance_block_manager)
     conformance.command("block-manager-laws")(conformance_block_manager_laws)
     conformance.command("block-manager-mutants")(conformance_block_manager_mutants)
+    conformance.command("scheduler")(conformance_scheduler)
+    conformance.command("scheduler-laws")(conformance_scheduler_laws)
+    conformance.command("scheduler-mutants")(conformance_scheduler_mutants)
 
 
 def conformance_block_manager(
@@ -89,6 +94,94 @@ def conformance_block_manager_mutants(
         raise typer.Exit(_hunt(QUARRY, names or (), jobs, output))
 
 
+def conformance_scheduler(
+    name: Annotated[
+        str, typer.Option(help="Registered name, or package.module:ClassName.", metavar="NAME")
+    ],
+    policy: Annotated[
+        str, typer.Option(help="The scheduling policy that it is given.", metavar="NAME")
+    ] = "fcfs",
+    block_manager: Annotated[
+        str, typer.Option(help="The block manager that it is given.", metavar="NAME")
+    ] = "paged",
+    options: Annotated[
+        str | None, typer.Option(help="The scheduler's options.", metavar="JSON")
+    ] = None,
+    policy_options: Annotated[
+        str | None, typer.Option(help="The policy's options.", metavar="JSON")
+    ] = None,
+    block_manager_options: Annotated[
+        str | None, typer.Option(help="The block manager's options.", metavar="JSON")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="Size of the run: quick, full or soak.")] = "quick",
+    seed: Annotated[int, typer.Option(help="Of the stories.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Processes that share the stories; 0: one a core, at most 4.")
+    ] = 0,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the report as JSON.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Write the report as Markdown.")
+    ] = None,
+    reproducers: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a file for each failure that shows it alone."),
+    ] = None,
+) -> None:
+    """Try a scheduler. Status 0: all it owes holds; 1: not; 2: bad input."""
+    with bad_input():
+        parts = {
+            PartKind.SCHEDULER: Chosen(name, options),
+            PartKind.SCHEDULING_POLICY: Chosen(policy, policy_options, "--policy-options"),
+            PartKind.BLOCK_MANAGER: Chosen(
+                block_manager, block_manager_options, "--block-manager-options"
+            ),
+        }
+        files = Files(report, markdown, reproducers)
+        raise typer.Exit(run_scheduler(parts, profile, seed, jobs, files))
+
+
+def conformance_scheduler_laws() -> None:
+    """List the laws of the scheduler suite, each with its text."""
+    with bad_input():
+        _require()
+        from ..conformance.scheduler.laws import ALL_LAWS, FCFS
+
+        def owed(power: str) -> str:
+            if power == FCFS:
+                return "owed under the policy 'fcfs'"
+            return f"owed with block managers of the power {power!r}"
+
+        raise typer.Exit(_list_laws(ALL_LAWS, owed))
+
+
+def conformance_scheduler_mutants(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[MUTANT]...", help="Default: all.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the mutants.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Write the table as Markdown.")
+    ] = None,
+) -> None:
+    """Try the suite on broken schedulers. Status 0: all are caught; 1: not; 2: bad input."""
+    with bad_input():
+        _require()
+        from ..conformance.scheduler.suite import QUARRY
+
+        raise typer.Exit(_hunt(QUARRY, names or (), jobs, output))
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A part that a user names, with its options as JSON and the flag that sets them."""
+
+    name: str
+    options: str | None = None
+    flag: str = "--options"
+
+
 @dataclass(frozen=True)
 class Files:
     """Where results go; None writes none."""
@@ -110,17 +203,35 @@ def run_block_manager(
     _require()
     from ..conformance.block_manager.calls import Subject
     from ..conformance.block_manager.suite import run_suite
-    from ..conformance.resolve import part_class
-    from ..plugins.discovery import discover
-    from ..plugins.registry import PartKind
-    from ..plugins.selection import validate_options
 
-    if ":" in name and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    kind = PartKind.BLOCK_MANAGER
-    manager = part_class(discover(), kind, name)
-    values = _parsed(options)
-    subject = Subject(manager, validate_options(kind, manager.name, manager, values))
+    manager, values = _part(PartKind.BLOCK_MANAGER, Chosen(name, options))
+    subject = Subject(manager, values)
+    return _run(
+        lambda chosen, observer: run_suite(subject, chosen, observer),
+        profile,
+        seed,
+        jobs,
+        files,
+    )
+
+
+def run_scheduler(
+    parts: Mapping[PartKind, Chosen], profile: str, seed: int, jobs: int, files: Files
+) -> int:
+    """Try a scheduler with a policy and a block manager.
+
+    Raises:
+        ConfigError: anything asked for is unknown or malformed, a part cannot be built, or
+            Hypothesis is not installed.
+        PluginError: a part is unknown, contested or broken.
+    """
+    _require()
+    from ..conformance.scheduler.suite import run_suite
+    from ..conformance.scheduler.world import Subject
+
+    order = PartKind.SCHEDULER, PartKind.BLOCK_MANAGER, PartKind.SCHEDULING_POLICY
+    classes, options = zip(*(_part(kind, parts[kind]) for kind in order), strict=True)
+    subject = Subject(*classes, *options)
     return _run(
         lambda chosen, observer: run_suite(subject, chosen, observer),
         profile,
@@ -138,11 +249,11 @@ def _run(
     files: Files,
 ) -> int:
     """Run a suite with its progress shown; the exit status."""
-    from ..conformance.report import to_json
+    from ..conformance.report import from_json, to_json
     from ..conformance.report_text import render, to_markdown
     from ..conformance.stateful.suite import StatefulOptions
     from ..conformance.stateful.workers import keep_out_of_the_working_directory
-    from .cli_conformance_progress import SuiteProgress
+    from .cli_conformance_stories import StoryProgress
     from .interrupts import deferred_interrupt
 
     keep_out_of_the_working_directory()
@@ -150,7 +261,7 @@ def _run(
     chosen = StatefulOptions(profile, seed, jobs, files.reproducers, command)
     for path in (files.report, files.markdown):
         _ready(path)
-    with deferred_interrupt() as interrupt, SuiteProgress(interrupt) as progress:
+    with deferred_interrupt() as interrupt, StoryProgress(interrupt) as progress:
         try:
             report = suite(chosen, progress)
         except (KeyboardInterrupt, Exception) as error:
@@ -159,20 +270,26 @@ def _run(
             progress.stop()
             _say("interrupted: no report is written")
             return INTERRUPTED
+    if report.capabilities:
+        _show("; ".join(f"{name}: {value}" for name, value in report.capabilities.items()))
     _show(render(report))
     if files.report is not None:
         files.report.write_text(to_json(report), encoding="utf-8")
     if files.markdown is not None:
-        files.markdown.write_text(to_markdown(report), encoding="utf-8")
+        # With the digits that the JSON has, so that the two files say the same.
+        page = to_markdown(from_json(to_json(report)))
+        files.markdown.write_text(page, encoding="utf-8")
     if not report.ok and files.reproducers is None:
         _say("--reproducers DIR writes a file for each failure that shows it alone")
     return 0 if report.ok else 1
 
 
-def _list_laws(laws: Sequence[type[StatefulLaw]]) -> int:
-    console = Console(highlight=False)
+def _list_laws(
+    laws: Sequence[type[StatefulLaw]], owed: Callable[[str], str] = "power {!r}".format
+) -> int:
+    console = Console(highlight=False, emoji=False)
     for law in laws:
-        needs = f" (power {law.power!r})" if law.power else ""
+        needs = f" ({owed(law.power)})" if law.power else ""
         console.print(f"[bold]{escape(law.name)}[/]{escape(needs)}")
         for paragraph in law.paragraphs():
             text = " ".join(paragraph.replace("``", "`").split())
@@ -221,22 +338,34 @@ def _ready(path: Path | None) -> None:
     prepare(path)
 
 
-def _parsed(options: str | None) -> Mapping[str, Any]:
+def _part(kind: PartKind, chosen: Chosen) -> tuple[type[Any], PartOptions]:
+    """The class of a part, which may lie in the current directory, and its options."""
+    from ..conformance.resolve import part_class
+    from ..plugins.discovery import discover
+    from ..plugins.selection import validate_options
+
+    if ":" in chosen.name and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    part = part_class(discover(), kind, chosen.name)
+    return part, validate_options(kind, part.name, part, _parsed(chosen))
+
+
+def _parsed(chosen: Chosen) -> Mapping[str, Any]:
     from ..core.errors import ConfigError
     from .settings import NO_OBJECT, parse_json
 
-    if options is None:
+    if chosen.options is None:
         return {}
-    what = f"--options {options!r}"
-    values = parse_json(options, what)
+    what = f"{chosen.flag} {chosen.options!r}"
+    values = parse_json(chosen.options, what)
     if not isinstance(values, dict):
         raise ConfigError(f"{what} is wrong: {NO_OBJECT}")
     return values
 
 
 def _show(what: RenderableType) -> None:
-    Console(highlight=False).print(what)
+    Console(highlight=False, emoji=False).print(what)
 
 
 def _say(text: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(escape(text))
+    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(escape(text))

@@ -24,5 +24,5 @@ def bad_input() -> Iterator[None]:
 
 def tell(error: JackfieldError) -> None:
     """One line on standard error."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     console.print(f"[bold red]error:[/] {escape(str(error))}")

@@ -123,4 +123,4 @@ def _show(report: Explanation | PluginReport, json_output: bool) -> None:
     if json_output:
         print(to_json(report))
     else:
-        Console(highlight=False).print(renderable(report))
+        Console(highlight=False, emoji=False).print(renderable(report))

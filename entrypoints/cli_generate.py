@@ -48,14 +48,14 @@ def run_generate(
         if json_lines:
             print(json.dumps(_as_dict(prompt, output), ensure_ascii=False))
         else:
-            _print_output(Console(soft_wrap=True, highlight=False), prompt, output)
+            _print_output(Console(soft_wrap=True, highlight=False, emoji=False), prompt, output)
     _print_summary(llm.engine, outputs, seconds)
     return 1 if any(output.error is not None for output in outputs) else 0
 
 
 def run_demo(flags: Mapping[str, Any], config: Path | None) -> int:
     """Answer a few questions at once, and show that it was one batch on paged memory."""
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
     llm = _load(flags, config)
     console.print(f"[bold]{escape(llm.engine.description.summary())}[/]")
     console.print(f"{len(DEMO_QUESTIONS)} prompts at once, greedy, up to 64 tokens each\n")
@@ -96,7 +96,7 @@ def _print_summary(
     console: Console | None = None,
 ) -> None:
     """How much, how fast, and how full the KV cache was; on standard error by default."""
-    console = console if console is not None else Console(stderr=True, highlight=False)
+    console = console if console is not None else Console(stderr=True, highlight=False, emoji=False)
     stats = engine.stats()
     prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs if not output.error)
     generated = sum(len(item.token_ids) for output in outputs for item in output.outputs)

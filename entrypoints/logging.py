@@ -33,7 +33,7 @@ def configure_logging(environ: Mapping[str, str], *, application: bool = False) 
     logger.setLevel(level)
     if logger.handlers or (logging.getLogger().handlers and not application):
         return
-    console = Console(stderr=True, soft_wrap=True)
+    console = Console(stderr=True, soft_wrap=True, emoji=False)
     handler = RichHandler(
         console=console, show_path=False, markup=False, highlighter=None, log_time_format="[%X]"
     )

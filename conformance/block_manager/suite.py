@@ -137,6 +137,7 @@ class BlockManagerRun:
             "block-manager",
             manager,
             results,
+            found.stories,
             self.budget,
             self.options,
             self.coverage(found) if complete else {},

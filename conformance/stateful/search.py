@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
-from hypothesis.errors import HypothesisWarning
+from hypothesis.errors import HypothesisWarning, Unsatisfiable
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from .laws import LawBroken, StatefulLaw
@@ -108,6 +108,11 @@ class Session:
         muted: laws that are known to be broken; the search is after the others.
         shrink: whether a failing story is made small.
         told: called after each story with the number of stories.
+
+    Attributes:
+        found: what was found so far.
+        broken, broken_at: the law that was broken first, and when, by ``time.monotonic``.
+        over: whether the search ended from within a story.
     """
 
     def __init__(
@@ -121,6 +126,7 @@ class Session:
         self.found = Found()
         self.muted = muted
         self.broken: LawBroken | None = None
+        self.broken_at: float | None = None
         self.over = False
         self._size: tuple[int, ...] = ()
         self._failure: Failure | None = None
@@ -166,8 +172,8 @@ class Session:
             SearchOver: nothing is to be shrunk, or it took long enough.
         """
         if self.broken is None:
-            self.broken = broken
-            self._deadline = time.monotonic() + SHRINK_SECONDS
+            self.broken, self.broken_at = broken, time.monotonic()
+            self._deadline = self.broken_at + SHRINK_SECONDS
             self._budget = Budget(10**9, self._budget.steps, 0.0)
         if broken.law is not self.broken.law:
             hypothesis.reject()
@@ -314,7 +320,7 @@ def search(
         )
         _tell(machine, session, rest, zlib.crc32(f"{seed} {len(found.failures)}".encode()))
         # Time for shrinking does not count.
-        searched += min(time.monotonic() - before, rest.seconds)
+        searched += (session.broken_at or time.monotonic()) - before
         found.add(session.found)
         if session.broken is None:
             break
@@ -345,6 +351,10 @@ def _tell(machine: type[LawMachine], session: Session, budget: Budget, seed: int
             run_state_machine_as_test(hypothesis.seed(seed)(bound), settings=settings)
     except SearchOver:
         pass
+    except Unsatisfiable:
+        # Every story runs into a law that is known to be broken: there is nothing more to find.
+        if not session.muted:
+            raise
     except Exception:
         # What broke is in the session. That Hypothesis calls it flaky says nothing: the part may
         # be, and a search that is over stops in the middle of what Hypothesis expects.

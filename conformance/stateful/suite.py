@@ -80,7 +80,7 @@ def results_of(
 
     ``examples`` is the number of stories that checked the law. All laws are checked in the same
     stories, so each has an equal share of the time. A law that is claimed and that no story
-    checked fails.
+    checked fails, unless stories ended early because another one is broken.
     """
     seconds = found.seconds / len(laws)
     results = []
@@ -92,12 +92,16 @@ def results_of(
             reproducer = _written(reproducers, f"{part}-{law.name}.py", failure.script)
         elif law.power and law.power not in powers:
             status, reason = Status.NOT_CLAIMED, f"the power {law.power!r} is not declared"
+        elif not found.exercised[law.name] and found.failures:
+            first = min(found.failures.values(), key=lambda one: len(one.story))
+            status = Status.NOT_CLAIMED
+            reason = f"not reached: stories end where {first.law} is broken"
         elif not found.exercised[law.name]:
             status, reason = Status.FAILED, "no story came to the point where it is checked"
         results.append(
             PropertyResult(
                 law=law.name,
-                title=law.title(),
+                title=law.title().replace("``", "`"),
                 variant="",
                 status=status,
                 examples=found.exercised[law.name],
@@ -114,17 +118,28 @@ def report_of(
     suite: str,
     part: type,
     results: Sequence[PropertyResult],
+    stories: int,
     budget: Budget,
     options: StatefulOptions,
     coverage: Mapping[str, Mapping[str, int]],
     declared: Mapping[str, str],
 ) -> Report:
-    """All results, with what they depend on."""
+    """All results, with what they depend on.
+
+    Args:
+        suite: its name.
+        part: the class that was tried.
+        results: one for each law.
+        stories: how many were told, which the time may have kept below the number of the profile.
+        budget, options: of the run.
+        coverage: axis, then value, then how often it occurred.
+        declared: what the part says of itself, by name.
+    """
     return Report(
         suite=suite,
         part=str(getattr(part, "name", part.__name__)),
         origin=origin_of(part),
-        profile=f"{options.profile}, {budget.stories} stories of {budget.steps} steps",
+        profile=f"{options.profile}, {stories} stories of {budget.steps} steps",
         device="the host",
         seed=options.seed,
         only={},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -88,6 +89,8 @@ def keep_out_of_the_working_directory() -> None:
 
 def _start(counter: Synchronized[int] | None) -> None:
     global _told
+    # Ctrl-C ends a child at once and without a word.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     keep_out_of_the_working_directory()
     _told = counter
 

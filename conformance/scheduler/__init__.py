@@ -1,0 +1,1 @@
+"""The conformance suite of schedulers: laws, a state machine in tiny worlds, mutants."""
