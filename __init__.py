@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         BlockManagerConfig,
         BlockTable,
         BlockUsage,
+        check_num_tokens,
     )
     from jackfield.core.config import (
         EngineOptions,
@@ -121,6 +122,7 @@ _HOMES = {
         "BlockManagerConfig",
         "BlockTable",
         "BlockUsage",
+        "check_num_tokens",
     ],
     "core.config": ["EngineOptions"],
     "core.engine": ["EngineStats"],
@@ -230,6 +232,7 @@ __all__ = [
     "UnsupportedError",
     "Verdict",
     "allocate_kv_cache",
+    "check_num_tokens",
     "hookimpl",
     "reject",
 ]

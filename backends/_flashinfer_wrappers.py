@@ -20,6 +20,8 @@ from ._flashinfer_plan import Geometry, StepArrays, host_tensors
 
 # Wrappers for other numbers of sequences than the latest ones are not kept for ever.
 _MOST_IDLE_WRAPPERS = 64
+# The private attribute of the library's wrappers that holds a plan on the host.
+_PINNED_PLAN = "_pin_memory_int_workspace_buffer"
 
 
 @dataclass(eq=False)
@@ -33,6 +35,7 @@ class HeldWrapper:
             captured.
         pages: where the blocks of all sequences stand: int32, on the device. None if the library
             keeps them itself.
+        pinned: the library's own memory on the host, from which it copies each plan: uint8.
         copied: the event after which the library has copied its latest plan to the device; None on
             a CPU and before the first one.
     """
@@ -41,17 +44,17 @@ class HeldWrapper:
     workspace: Tensor
     num_seqs: int
     pages: Tensor | None
+    pinned: Tensor
     copied: Any = None
 
-    def keep_until_copied(self) -> None:
+    def guard_pinned_plan(self) -> None:
         """Keep the memory of the plan, pinned, from being used anew while it is being copied.
 
         The library starts that copy behind torch's back: if the wrapper were dropped meanwhile,
         torch would give its memory to the next who wants some. A copy that torch knows of, of a
         byte and behind the other one, makes it wait for both.
         """
-        source = self.wrapper._pin_memory_int_workspace_buffer
-        self.workspace[:1].copy_(source[:1], non_blocking=True)
+        self.workspace[:1].copy_(self.pinned[:1], non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -137,16 +140,18 @@ class WrapperPool:
             ],
             pinned=self._device.type == "cuda",
         )
-        held.wrapper.plan(
-            qo_indptr=starts,
-            paged_kv_indptr=page_starts,
-            paged_kv_indices=pages,
-            paged_kv_last_page_len=last_lens,
-            seq_lens=lengths,
-            max_token_per_sequence=arrays.max_query_len,
-            **self._settings.prefill(),
-        )
-        self._note_copy(held)
+        try:
+            held.wrapper.plan(
+                qo_indptr=starts,
+                paged_kv_indptr=page_starts,
+                paged_kv_indices=pages,
+                paged_kv_last_page_len=last_lens,
+                seq_lens=lengths,
+                max_token_per_sequence=arrays.max_query_len,
+                **self._settings.prefill(),
+            )
+        finally:  # it may fail when the copy has begun
+            self._note_copy(held)
         return held
 
     def decode(self, arrays: StepArrays, table_width: int) -> HeldWrapper:
@@ -178,14 +183,16 @@ class WrapperPool:
         # The library would wait for the device if it had to copy blocks from the host.
         placed = held.pages[: len(pages)]
         placed.copy_(pages, non_blocking=True)
-        held.wrapper.plan(
-            indptr=page_starts,
-            indices=placed,
-            last_page_len=last_lens,
-            seq_lens=lengths,
-            **self._settings.decode(),
-        )
-        self._note_copy(held)
+        try:
+            held.wrapper.plan(
+                indptr=page_starts,
+                indices=placed,
+                last_page_len=last_lens,
+                seq_lens=lengths,
+                **self._settings.decode(),
+            )
+        finally:  # it may fail when the copy has begun
+            self._note_copy(held)
 
     def return_with(self, plan: object, held: HeldWrapper) -> None:
         """Take a wrapper back when the plan that it serves is dropped."""
@@ -219,7 +226,7 @@ class WrapperPool:
         wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(
             self._workspace, kv_layout="NHD", backend=self._prefill_kernels
         )
-        return HeldWrapper(wrapper, self._workspace, 0, None)
+        return HeldWrapper(wrapper, self._workspace, 0, None, self._pinned_plan(wrapper))
 
     def _make_decode(self, num_seqs: int, num_pages: int) -> HeldWrapper:
         def numbers(size: int) -> Tensor:
@@ -241,7 +248,19 @@ class WrapperPool:
         plan_bytes = self._geometry.captured_plan_bytes(num_seqs)
         own = torch.empty(plan_bytes, dtype=torch.uint8, device=self._device)
         wrapper.reset_workspace_buffer(self._workspace, own)
-        return HeldWrapper(wrapper, self._workspace, num_seqs, pages)
+        pinned = self._pinned_plan(wrapper)
+        return HeldWrapper(wrapper, self._workspace, num_seqs, pages, pinned)
+
+    def _pinned_plan(self, wrapper: Any) -> Tensor:
+        """Where the library writes a plan on the host; it has no public name for that."""
+        pinned = getattr(wrapper, _PINNED_PLAN, None)
+        if not isinstance(pinned, Tensor):
+            raise RuntimeError(
+                f"flashinfer {self._library.__version__} has no {_PINNED_PLAN} in its "
+                f"{type(wrapper).__name__}, without which a plan cannot be kept until it is on "
+                f"the device; install version 0.6.13, or set attention_backend to another one"
+            )
+        return pinned
 
     def _await_copy(self, held: HeldWrapper) -> None:
         """The library writes a plan where the copy of the one before may still be reading."""
@@ -250,5 +269,5 @@ class WrapperPool:
 
     def _note_copy(self, held: HeldWrapper) -> None:
         if self._device.type == "cuda":
-            held.keep_until_copied()
+            held.guard_pinned_plan()
             held.copied = torch.cuda.current_stream(self._device).record_event()

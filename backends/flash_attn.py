@@ -24,8 +24,10 @@ from ..core.attention import (
     SizeSet,
 )
 from ..core.attention_checks import check_call, own_options, own_plan
+from ..core.errors import UnsupportedError
 from ..core.options import PartOptions
 from ._flash_attn_plan import FlashAttnPart, FlashAttnPlan, make_plan, update_plan
+from ._flash_attn_probe import wrong_kernels
 from ._library import Library
 from ._lse import apply_sinks
 from ._nhd_cache import NhdCache
@@ -42,10 +44,17 @@ _DTYPES = frozenset({torch.float16, torch.bfloat16})
 _BLOCK_UNIT = 256
 # The kernels read and write 16 bytes at a time.
 _ALIGNED_BYTES = 16
+# Where a build may lack kernels.
+_PROBED_DEVICES = frozenset({"cuda"})
 
 
 class FlashAttnBackend(AttentionBackend):
-    """Paged attention in 16 bits, with all of ``AttentionSpec`` but value heads of another size."""
+    """Paged attention in 16 bits, with all of ``AttentionSpec`` but value heads of another size.
+
+    Raises:
+        UnsupportedError: something is not declared; or the installed build computes wrong results
+            for the head size, which is tried once in a process.
+    """
 
     name: ClassVar[str] = "flash_attn"
 
@@ -99,6 +108,8 @@ class FlashAttnBackend(AttentionBackend):
         super().__init__(spec, cache, device, options)
         own_options(self, self.Options)
         self._kernels: Any = LIBRARY.require(self.name, device).flash_attn_gpu
+        if device.type in _PROBED_DEVICES:
+            self._check_build()
         self._cache = NhdCache(self.name, cache, device)
         self._block_size = cache.block_size
         self._scale = float(spec.scale)
@@ -106,6 +117,19 @@ class FlashAttnBackend(AttentionBackend):
         self._slopes: Tensor | None = None
         if spec.alibi_slopes is not None:
             self._slopes = torch.tensor(spec.alibi_slopes, dtype=torch.float32, device=device)
+
+    def _check_build(self) -> None:
+        spec = self.spec
+        fault = wrong_kernels(self._kernels, spec.head_size, spec.dtype, self.device)
+        if fault is not None:
+            raise UnsupportedError(
+                f"attention backend {self.name!r}",
+                [
+                    f"the installed build of flash-attn cannot compute head_size={spec.head_size}: "
+                    f"{fault}; install a build with all kernels, or set attention_backend to "
+                    f"another one"
+                ],
+            )
 
     def plan(self, batch: AttentionBatch, into: AttentionPlan | None = None) -> FlashAttnPlan:
         """Cut the batch into at most two calls and copy their lengths and blocks to the device.

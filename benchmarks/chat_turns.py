@@ -156,6 +156,19 @@ def summarise(chats: Sequence[Sequence[Mapping[str, Turn]]]) -> list[dict[str, A
     return rows
 
 
+def count_equal_answers(chats: Sequence[Sequence[Mapping[str, Turn]]]) -> dict[str, int]:
+    """In how many turns all engines answered, and in how many of them with the same tokens.
+
+    Raises:
+        RuntimeError: in some turn they did not.
+    """
+    turns = [turn for chat in chats for turn in chat]
+    equal = sum(len({one.tokens for one in turn.values()}) == 1 for turn in turns)
+    if equal != len(turns):
+        raise RuntimeError(f"the answers differ in {len(turns) - equal} of {len(turns)} turns")
+    return {"turns_compared": len(turns), "turns_with_equal_answers": equal}
+
+
 def numbers(turn: Mapping[str, Turn]) -> dict[str, dict[str, Any]]:
     """A turn for the report, without the answer itself, which is the same for all engines."""
     return {
@@ -216,7 +229,7 @@ def main() -> None:
         "dtype": arguments.dtype,
         "block_size": next(iter(engines.values())).engine.description.block_size,
         "max_tokens": arguments.max_tokens,
-        "answers_equal": True,
+        **count_equal_answers(chats),
         "rows": rows,
         "chats": [
             {"subject": subject, "turns": [numbers(turn) for turn in chat]}

@@ -242,7 +242,7 @@ def difference_from_alone(branches: Branches, reference: LLMEngine, num_forced: 
 
 def measure_beams(
     model: str, block_manager: str, prompt: list[int], steps: Sequence[int]
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], int]:
     """Rounds of forking one branch into four.
 
     Args:
@@ -250,6 +250,9 @@ def measure_beams(
         block_manager: its name.
         prompt: of the first request.
         steps: decoding steps before the first fork, and after each one.
+
+    Returns:
+        A row for each round, and the blocks in use when all branches have ended.
 
     Raises:
         RuntimeError: contents are wrong, or blocks are left at the end.
@@ -287,9 +290,10 @@ def measure_beams(
         )
     for name in list(branches.requests):
         branches.end(name)
-    if branches.blocks_used:
-        raise RuntimeError(f"{branches.blocks_used} blocks are left when all branches have ended")
-    return rows
+    blocks_left = branches.blocks_used
+    if blocks_left:
+        raise RuntimeError(f"{blocks_left} blocks are left when all branches have ended")
+    return rows, blocks_left
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -314,14 +318,15 @@ def main() -> None:
     arguments = parse_arguments()
     vocab_size = LLMEngine.from_options(**options(arguments.model, "paged")).limits.vocab_size
     prompts = [make_prompt(length, vocab_size) for length in arguments.prompt_lens]
-    groups, beams = [], []
+    groups, beams, blocks_left = [], [], 0
     for manager in MANAGERS:
         for prompt in prompts:
             groups.append(measure_group(arguments.model, manager, prompt, arguments.new_tokens))
             print(groups[-1], flush=True)
-        for row in measure_beams(arguments.model, manager, prompts[0], arguments.beam_steps):
-            beams.append(row)
-            print(row, flush=True)
+        rows, left = measure_beams(arguments.model, manager, prompts[0], arguments.beam_steps)
+        blocks_left += left
+        beams.extend(rows)
+        print(*rows, sep="\n", flush=True)
     report = {
         "model": arguments.model,
         "dtype": "float32",
@@ -329,7 +334,7 @@ def main() -> None:
         "tolerance": TOLERANCE,
         "groups": groups,
         "beams": beams,
-        "blocks_left_after_beams": 0,
+        "blocks_left_after_beams": blocks_left,
     }
     write_report(arguments.output, report)
 

@@ -173,16 +173,24 @@ def _proved(name: str, *laws: str) -> Callable[[Report], str]:
 
 
 def _exercised(name: str, axis: str, value: str) -> Callable[[Report], str]:
-    """A feature of a layer: declared, right in the law ``meaning``, and among its examples."""
+    """A feature of a layer: declared, right in the law ``meaning``, and among its examples.
+
+    Args:
+        name: of the capability.
+        axis: of the coverage, which tells whether an example had the feature.
+        value: that the feature has there; "" if any is evidence.
+    """
     proved = _proved(name, "meaning")
 
     def cell(report: Report) -> str:
         text = proved(report)
-        if text == "yes" and axis and not report.coverage:
+        if text != "yes":
+            return text
+        counted = report.coverage.get(axis, {})
+        if not counted:
             return f"yes, {_NOT_COUNTED}"
-        counted = report.coverage.get(axis)
-        untried = text == "yes" and counted and not counted.get(value)
-        return "declared, not tried" if untried else text
+        values = [value] if value else [one for one in counted if one != "as head_size"]
+        return text if any(counted.get(one) for one in values) else "declared, not tried"
 
     return cell
 
@@ -239,9 +247,11 @@ _ROWS: dict[str, Callable[[Report], str]] = {
     "tried on": _size,
     "dtypes": _dtypes("dtypes", "dtype"),
     "cache dtypes": _dtypes("kv_dtypes", "kv_dtype"),
-    "cache of another dtype than the query": _exercised("different_kv_dtype", "", ""),
+    "cache of another dtype than the query": _exercised(
+        "different_kv_dtype", "different_kv_dtype", "on"
+    ),
     "head sizes": _sizes("head_sizes", "head_size"),
-    "value head of another size": _exercised("different_v_head_size", "", ""),
+    "value head of another size": _exercised("different_v_head_size", "v_head_size", ""),
     "group sizes": _sizes("group_sizes", "group_size"),
     "block sizes": _sizes("block_sizes", "block_size"),
     "not causal": _exercised("non_causal", "causal", "off"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,11 @@ from .report_text import percentage
 
 #: Rises when a file can no longer be read by what read it before.
 FORMAT = 1
+
+
+def worse(share: float, other: float) -> bool:
+    """Whether an error is worse than another one: larger, or NaN while the other is a number."""
+    return not math.isnan(other) and not share <= other
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,7 @@ class Member:
 
     def joined(self, other: Member) -> Member:
         """With what another process found about the same backend, on other batches."""
-        # A NaN is the worst of all.
-        worst = self if other.error <= self.error else other
+        worst = other if worse(other.error, self.error) else self
         return Member(
             name=self.name,
             origin=self.origin,
@@ -78,7 +83,7 @@ class Pair:
 
     def joined(self, other: Pair) -> Pair:
         """With what another process found about the same backends, on other batches."""
-        worst = self if other.difference <= self.difference else other
+        worst = other if worse(other.difference, self.difference) else self
         return Pair(
             first=self.first,
             second=self.second,

@@ -9,7 +9,7 @@ only.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +55,16 @@ def published_lines(suite: str, part: str, target: str) -> tuple[str, ...]:
         part: name of the part.
         target: its class, as ``package.module:ClassName``. Reports in its package count.
     """
-    found = published(target.partition(":")[0].partition(".")[0])
+    return lines_about(published(package_of(target)), suite, part)
+
+
+def package_of(target: str) -> str:
+    """The top-level import package of ``package.module:ClassName``."""
+    return target.partition(":")[0].partition(".")[0]
+
+
+def lines_about(found: Sequence[Published], suite: str, part: str) -> tuple[str, ...]:
+    """As ``published_lines``, of reports that have been read already."""
     lines = [
         summary(one.report)
         for one in found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +14,9 @@ if TYPE_CHECKING:
     from .attention import AttentionSpec, KVCacheSpec
 
 KVLayout = Literal["NHD", "HND"]
+
+#: Whether what this machine lacks is no reason; set by ``as_if_present`` only.
+_AS_IF_PRESENT: ContextVar[bool] = ContextVar("_AS_IF_PRESENT", default=False)
 
 #: Values of the setting ``kv_cache_dtype``, besides ``auto``. Messages use torch's own names.
 KV_CACHE_DTYPES = {
@@ -126,7 +131,8 @@ class Capabilities:
         What a layer asks for counts only where the backend could run at all: a backend that is
         ``missing`` or on another device declares nothing about it.
         """
-        missing = [] if self.missing is None else [self.missing]
+        lacks = self.missing is not None and not _AS_IF_PRESENT.get()
+        missing = [str(self.missing)] if lacks else []
         reasons = missing + self._unsupported_device(device)
         if missing:
             return reasons
@@ -181,13 +187,28 @@ class Capabilities:
         if device.type not in self.device_types:
             supported = ", ".join(sorted(self.device_types))
             return [f"device={device.type} is not supported (supported: {supported})"]
-        absent = self.missing is not None and not torch.cuda.is_available()
+        excused = self.missing is not None or _AS_IF_PRESENT.get()
+        absent = excused and not torch.cuda.is_available()
         if device.type == "cuda" and self.compute_capability is not None and not absent:
             found = torch.cuda.get_device_capability(device)
             if found < self.compute_capability:
                 needed = ".".join(map(str, self.compute_capability))
                 return [f"compute capability {found[0]}.{found[1]} is below the needed {needed}"]
         return []
+
+
+@contextmanager
+def as_if_present() -> Iterator[None]:
+    """Meanwhile ``Capabilities.unsupported`` overlooks what this machine lacks: what is
+    ``missing``, and, where there is no GPU, the compute capability.
+
+    So a backend can be asked about a device that is elsewhere, its own check included.
+    """
+    token = _AS_IF_PRESENT.set(True)
+    try:
+        yield
+    finally:
+        _AS_IF_PRESENT.reset(token)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

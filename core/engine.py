@@ -90,8 +90,6 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         decision_log: DecisionLog | None = None,
     ) -> None:
-        self.tokenizer = tokenizer
-        self.limits = limits
         self.model_runner = model_runner
         self.scheduler = scheduler
         self.block_manager = block_manager
@@ -108,6 +106,16 @@ class Engine:
         self._peak_usage = 0.0
         self._empty_steps = 0
         self._cause_of_death: BaseException | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """For text prompts and text outputs; None serves token ids only."""
+        return self._intake.tokenizer
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What requests are checked against."""
+        return self._intake.limits
 
     def add_request(
         self,

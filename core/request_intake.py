@@ -47,6 +47,16 @@ class RequestIntake:
         self._limits = limits
         self._clock = clock
 
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """For text prompts; None serves token ids only."""
+        return self._tokenizer
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What prompts are checked against."""
+        return self._limits
+
     def requests_of(
         self,
         request_id: str,

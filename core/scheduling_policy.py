@@ -158,6 +158,9 @@ class SchedulingPolicy(ABC):
 
     name: ClassVar[str]
     Options: ClassVar[type[PartOptions]] = NoOptions
+    #: Whether ``victims`` or ``Proposal.preemption_modes`` may name ``PreemptionMode.SWAP``. A
+    #: policy that never does may say so; then unused swap space is warned of more plainly.
+    may_ask_for_swap: ClassVar[bool] = True
 
     def __init__(self, options: PartOptions | None = None) -> None:
         self.options = options if options is not None else self.Options()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..conformance.published import published_lines
+from ..conformance.published import Published, lines_about, package_of, published
 from ..core.attention import AttentionSpec
-from ..core.errors import ConfigError, JackfieldError, PluginError
+from ..core.errors import JackfieldError, PluginError
 from ..core.model import ModelConfig
 from ..models.attention_fields import attention_from_fields
 from ..models.loader import read_model_config
@@ -24,7 +23,7 @@ from ..plugins.explain import Explanation, explain
 from ..plugins.explain_plugins import PluginReport, plugin_report
 from ..plugins.registry import PartKind
 from ..plugins.report import renderable, to_json
-from .resolve import attention_specs_of, resolve_device, resolve_dtype
+from .resolve import absence_of, attention_specs_of, parse_device, resolve_dtype
 from .settings import load_settings
 
 #: The kinds of parts that there is a conformance suite for, and what it calls itself.
@@ -83,12 +82,9 @@ def _device(setting: str) -> tuple[torch.device, str]:
     Raises:
         ConfigError: there is no such kind of device.
     """
-    try:
-        return resolve_device(setting), ""
-    except ConfigError as error:
-        if not re.fullmatch(r"cuda(:\d+)?", setting):
-            raise
-        return torch.device("cuda"), str(error)
+    device = parse_device(setting)
+    absent = absence_of(device)
+    return (torch.device("cuda") if absent else device), absent
 
 
 def _specs(
@@ -112,11 +108,15 @@ def _specs(
 
 def _conformance(host: PluginHost) -> dict[tuple[PartKind, str], tuple[str, ...]]:
     """What is published about each part that there is a conformance suite for."""
-    return {
-        (kind, entry.name): published_lines(suite, entry.name, entry.path)
-        for kind, suite in SUITES.items()
-        for entry in host.registry.entries(kind)
-    }
+    carried: dict[str, tuple[Published, ...]] = {}
+    told = {}
+    for kind, suite in SUITES.items():
+        for entry in host.registry.entries(kind):
+            package = package_of(entry.path)
+            if package not in carried:
+                carried[package] = published(package)
+            told[kind, entry.name] = lines_about(carried[package], suite, entry.name)
+    return told
 
 
 def _show(report: Explanation | PluginReport, json_output: bool) -> None:

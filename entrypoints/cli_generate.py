@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from rich.console import Console
@@ -80,13 +81,21 @@ def _print_output(console: Console, prompt: str, output: RequestOutput) -> None:
         console.print(f"  [bold red]error:[/] {escape(str(output.error))}\n")
         return
     for completion in output.outputs:
-        console.print(Padding(escape(completion.text.strip()), (0, 0, 0, 2)), soft_wrap=False)
+        _print_text(console, completion.text.strip())
         which = f"completion {completion.index + 1}, " if len(output.outputs) > 1 else ""
         reason = completion.finish_reason
         if completion.stop_reason is not None:
             reason = f"{reason} at {completion.stop_reason!r}"
         console.print(f"  [dim]{which}{len(completion.token_ids)} tokens, {reason}[/]")
     console.print()
+
+
+def _print_text(console: Console, text: str) -> None:
+    """Indented; wrapped at the width of a terminal, and as it is for everything else."""
+    if console.is_terminal:
+        console.print(Padding(escape(text), (0, 0, 0, 2)), soft_wrap=False)
+    else:
+        console.print(indent(text, "  "), markup=False)
 
 
 def _print_summary(

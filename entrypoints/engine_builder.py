@@ -67,58 +67,65 @@ class EngineBuilder:
     """
 
     def __init__(self, settings: Settings, host: PluginHost) -> None:
-        self.settings = settings
-        self.options = settings.options
-        self.host = host
+        self._options = settings.options
+        self._host = host
 
     def build(self, cls: type[EngineT]) -> tuple[EngineT, EngineDescription]:
         """An engine of this class, with its model loaded, and what it is made of.
 
         Raises as ``LLM``.
         """
-        options = self.options
+        options = self._options
         check_exclusive(options)
-        self.device = resolve_device(options.device)
-        before = DeviceMemory.now(self.device) if self.device.type == "cuda" else None
+        self._device = resolve_device(options.device)
+        before = DeviceMemory.now(self._device) if self._device.type == "cuda" else None
         # Names are looked up before anything heavy is loaded.
-        scheduler_choice = select_scheduler(self.host, options.scheduler, options.scheduler_options)
+        scheduler_choice = select_scheduler(
+            self._host, options.scheduler, options.scheduler_options
+        )
         policy_choice = select_scheduling_policy(
-            self.host, options.scheduling_policy, options.scheduling_policy_options
+            self._host, options.scheduling_policy, options.scheduling_policy_options
         )
         manager_choice = select_block_manager(
-            self.host, options.block_manager, options.block_manager_options
+            self._host, options.block_manager, options.block_manager_options
         )
         files = locate(options.model, options.load_format, options.revision)
         checkpoint = load_checkpoint(files, options.tokenizer)
-        self.config = checkpoint.config
-        self.dtype = resolve_dtype(options.dtype, self.config, self.device)
-        self.kv_dtype = kv_cache_dtype_of(options.kv_cache_dtype) or self.dtype
-        self.max_model_len = resolve_max_model_len(options.max_model_len, self.config)
-        model_class = select_model(self.host, self.config.architecture).cls
-        self.specs = attention_specs_of(model_class, self.config, self.dtype)
-        self.backend_choice = select_attention_backend(
-            self.host,
+        self._config = checkpoint.config
+        self._dtype = resolve_dtype(options.dtype, self._config, self._device)
+        self._kv_dtype = kv_cache_dtype_of(options.kv_cache_dtype) or self._dtype
+        self._max_model_len = resolve_max_model_len(options.max_model_len, self._config)
+        model_class = select_model(self._host, self._config.architecture).cls
+        self._specs = attention_specs_of(model_class, self._config, self._dtype)
+        self._backend_choice = select_attention_backend(
+            self._host,
             options.attention_backend,
-            self.specs,
-            self.device,
+            self._specs,
+            self._device,
             options.block_size,
             options.attention_backend_options,
-            self.kv_dtype,
+            self._kv_dtype,
         )
-        self.block_size = self.backend_choice.block_size
-        self.num_host_blocks = choose_num_host_blocks(
-            options, self.device, manager_choice.cls, self.host_block_bytes, free_host_memory
+        self._block_size = self._backend_choice.block_size
+        self._num_host_blocks = choose_num_host_blocks(
+            options,
+            self._device,
+            manager_choice.cls,
+            scheduler_choice.cls,
+            policy_choice.cls,
+            self._host_block_bytes,
+            free_host_memory,
         )
-        self.graph_sizes = choose_graph_sizes(options, self.backend_choice, self.device)
+        self._graph_sizes = choose_graph_sizes(options, self._backend_choice, self._device)
         model = self._load_model(model_class, checkpoint)
-        self.kv_scales = self._read_kv_scales(checkpoint)
+        self._kv_scales = self._read_kv_scales(checkpoint)
         num_blocks = self._num_blocks(model, before)
         manager = self._make_block_manager(manager_choice, num_blocks)
         scheduler = scheduler_choice.cls(
             SchedulerConfig(
                 max_num_batched_tokens=options.max_num_batched_tokens,
                 max_num_seqs=options.max_num_seqs,
-                max_model_len=self.max_model_len,
+                max_model_len=self._max_model_len,
                 long_prefill_token_threshold=options.long_prefill_token_threshold,
                 enable_chunked_prefill=options.enable_chunked_prefill,
                 strict_policy=options.strict_policy,
@@ -131,102 +138,103 @@ class EngineBuilder:
         engine = self._assemble(cls, model, manager, scheduler, num_blocks, checkpoint)
         description = EngineDescription(
             model=files.name,
-            num_parameters=self.num_parameters,
-            device=str(self.device),
-            dtype=dtype_name(self.dtype),
-            kv_cache_dtype=dtype_name(self.kv_dtype),
-            attention_backend=self.backend_choice.name,
+            num_parameters=self._num_parameters,
+            device=str(self._device),
+            dtype=dtype_name(self._dtype),
+            kv_cache_dtype=dtype_name(self._kv_dtype),
+            attention_backend=self._backend_choice.name,
             scheduler=scheduler_choice.name,
             scheduling_policy=policy_choice.name,
             block_manager=manager_choice.name,
-            block_size=self.block_size,
+            block_size=self._block_size,
             num_blocks=num_blocks,
-            bytes_per_block=self.bytes_per_block,
-            max_model_len=self.max_model_len,
-            num_host_blocks=self.num_host_blocks,
+            bytes_per_block=self._bytes_per_block,
+            max_model_len=self._max_model_len,
+            num_host_blocks=self._num_host_blocks,
             prefix_caching=options.enable_prefix_caching,
         )
         logger.info("%s", description.summary())
-        logger.info("attention backend %s: %s", self.backend_choice.name, self.backend_choice.why)
+        logger.info("attention backend %s: %s", self._backend_choice.name, self._backend_choice.why)
         return engine, description
 
     @property
-    def bytes_per_block(self) -> int:
-        return bytes_per_block(self.specs, self.block_size, self.kv_dtype)
+    def _bytes_per_block(self) -> int:
+        """Bytes of a block of all layers on the device."""
+        return bytes_per_block(self._specs, self._block_size, self._kv_dtype)
 
     @property
-    def host_block_bytes(self) -> int:
+    def _host_block_bytes(self) -> int:
         """Bytes of a block of all layers in host memory."""
         return host_block_bytes(
-            [kv_cache_spec(spec, 1, self.block_size, self.kv_dtype) for spec in self.specs]
+            [kv_cache_spec(spec, 1, self._block_size, self._kv_dtype) for spec in self._specs]
         )
 
     def _load_model(self, model_class: type[Model], checkpoint: Checkpoint) -> Model:
-        model = model_class(self.config, self.dtype, self.device)
+        model = model_class(self._config, self._dtype, self._device)
         # Counted before the model packs its weights, which may free them.
-        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        checkpoint.load_into(model, self.options.seed)
+        self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        checkpoint.load_into(model, self._options.seed)
         return model.eval()
 
     def _read_kv_scales(self, checkpoint: Checkpoint) -> tuple[tuple[float, float], ...] | None:
         """The scales of each layer for a cache of 8 bits; None if all are 1."""
-        if self.kv_dtype.itemsize > 1:
+        if self._kv_dtype.itemsize > 1:
             return None
         scales = checkpoint.kv_scales()
         where = "from the checkpoint"
         if scales is None:
             where = "1: the checkpoint has no k_scale and v_scale, so numbers above 448 are cut off"
-        logger.info("KV cache of %s; scales %s", dtype_name(self.kv_dtype), where)
+        logger.info("KV cache of %s; scales %s", dtype_name(self._kv_dtype), where)
         return scales
 
     def _graphs(self, model: Model, layers: list[LayerAttention]) -> DecodeGraphs:
         """Not captured yet."""
-        max_blocks = -(-self.max_model_len // self.block_size)
-        return DecodeGraphs(model, layers, self.graph_sizes, max_blocks, self.device)
+        max_blocks = -(-self._max_model_len // self._block_size)
+        return DecodeGraphs(model, layers, self._graph_sizes, max_blocks, self._device)
 
     def _bind(self, num_blocks: int) -> list[LayerAttention]:
-        choice = self.backend_choice
+        choice = self._backend_choice
 
         def make(spec: AttentionSpec, cache: KVCacheSpec) -> AttentionBackend:
-            return choice.cls(spec, cache, self.device, choice.options)
+            return choice.cls(spec, cache, self._device, choice.options)
 
         return bind_layers(
-            self.specs,
+            self._specs,
             make,
             num_blocks,
-            self.block_size,
-            self.kv_dtype,
-            self.device,
-            self.kv_scales,
+            self._block_size,
+            self._kv_dtype,
+            self._device,
+            self._kv_scales,
         )
 
     def _num_blocks(self, model: Model, before: DeviceMemory | None) -> int:
-        options = self.options
+        options = self._options
         if options.num_gpu_blocks_override is not None:
             return options.num_gpu_blocks_override
-        longest = -(-self.max_model_len // self.block_size)
+        longest = -(-self._max_model_len // self._block_size)
         if options.kv_cache_memory is not None:
             size = options.kv_cache_memory
         elif before is not None:
             limits = StepLimits(
-                options.max_num_batched_tokens, options.max_num_seqs, self.max_model_len
+                options.max_num_batched_tokens, options.max_num_seqs, self._max_model_len
             )
-            peak = measure_peak(model, self._bind, self.block_size, limits, self.device, before)
-            peak += staging_bytes(self.host_block_bytes, self.num_host_blocks)
-            if self.graph_sizes:
+            peak = measure_peak(model, self._bind, self._block_size, limits, self._device, before)
+            peak += staging_bytes(self._host_block_bytes, self._num_host_blocks)
+            if self._graph_sizes:
                 graphs = self._graphs(model, self._bind(1))
-                peak += graph_memory(graphs, lambda: DeviceMemory.now(self.device).used)
+                peak += graph_memory(graphs, lambda: DeviceMemory.now(self._device).used)
             size = gpu_kv_cache_bytes(
                 before.total, before.used, peak, options.gpu_memory_utilization
             )
         else:
-            wanted = options.max_num_seqs * longest * self.bytes_per_block
+            wanted = options.max_num_seqs * longest * self._bytes_per_block
             size = host_kv_cache_bytes(free_host_memory(), wanted)
-        num_blocks = size // self.bytes_per_block
+        num_blocks = size // self._bytes_per_block
         if num_blocks < 1:
             raise CapacityError(
                 f"{format_bytes(size)} for the KV cache hold no block of "
-                f"{format_bytes(self.bytes_per_block)}; raise kv_cache_memory or "
+                f"{format_bytes(self._bytes_per_block)}; raise kv_cache_memory or "
                 "gpu_memory_utilization"
             )
         return num_blocks
@@ -235,20 +243,20 @@ class EngineBuilder:
         manager = choice.cls(
             BlockManagerConfig(
                 num_blocks=num_blocks,
-                block_size=self.block_size,
-                max_model_len=self.max_model_len,
-                watermark=self.options.watermark,
-                num_host_blocks=self.num_host_blocks,
-                enable_prefix_caching=self.options.enable_prefix_caching,
+                block_size=self._block_size,
+                max_model_len=self._max_model_len,
+                watermark=self._options.watermark,
+                num_host_blocks=self._num_host_blocks,
+                enable_prefix_caching=self._options.enable_prefix_caching,
             ),
             choice.options,
         )
         largest = manager.largest_request()
-        if largest < self.max_model_len:
-            needed = -(-self.max_model_len // self.block_size) * self.bytes_per_block
+        if largest < self._max_model_len:
+            needed = -(-self._max_model_len // self._block_size) * self._bytes_per_block
             raise CapacityError(
-                f"max_model_len={self.max_model_len} does not fit: {num_blocks} KV blocks of "
-                f"{self.block_size} tokens hold a request of {largest} tokens at most; set "
+                f"max_model_len={self._max_model_len} does not fit: {num_blocks} KV blocks of "
+                f"{self._block_size} tokens hold a request of {largest} tokens at most; set "
                 f"max_model_len={largest} or less, or give the KV cache {format_bytes(needed)} or "
                 "more (kv_cache_memory, gpu_memory_utilization or num_gpu_blocks_override)"
             )
@@ -263,15 +271,15 @@ class EngineBuilder:
         num_blocks: int,
         checkpoint: Checkpoint,
     ) -> EngineT:
-        tokenizer = None if self.options.skip_tokenizer_init else checkpoint.tokenizer
-        eos = set(self.config.eos_token_ids)
+        tokenizer = None if self._options.skip_tokenizer_init else checkpoint.tokenizer
+        eos = set(self._config.eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             eos.add(tokenizer.eos_token_id)
-        log = self.options.decision_log
+        log = self._options.decision_log
         decision_log = None if log is None else DecisionLog(Path(log))
         layers = self._bind(num_blocks)
-        mover = KVMover([layer.cache for layer in layers], self.num_host_blocks)
-        graphs = self._graphs(model, layers) if self.graph_sizes else None
+        mover = KVMover([layer.cache for layer in layers], self._num_host_blocks)
+        graphs = self._graphs(model, layers) if self._graph_sizes else None
         if graphs is not None:
             capture(graphs)
         return cls(
@@ -279,15 +287,15 @@ class EngineBuilder:
             scheduler=scheduler,
             block_manager=manager,
             assembler=BatchAssembler(
-                self.options.max_num_seqs, self.max_model_len, self.block_size, self.device
+                self._options.max_num_seqs, self._max_model_len, self._block_size, self._device
             ),
             tokenizer=tokenizer,
             limits=EngineLimits(
-                max_model_len=self.max_model_len,
-                vocab_size=self.config.vocab_size,
+                max_model_len=self._max_model_len,
+                vocab_size=self._config.vocab_size,
                 eos_token_ids=frozenset(eos),
-                seed=self.options.seed,
+                seed=self._options.seed,
             ),
-            observers=(self.host.observers,),
+            observers=(self._host.observers,),
             decision_log=decision_log,
         )

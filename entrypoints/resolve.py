@@ -34,15 +34,33 @@ def resolve_device(device: str) -> torch.device:
     Raises:
         ConfigError: no such device here.
     """
+    found = parse_device(device)
+    absent = absence_of(found)
+    if absent:
+        raise ConfigError(absent)
+    return found
+
+
+def parse_device(device: str) -> torch.device:
+    """The device that is asked for, whether or not it is on this machine.
+
+    Raises:
+        ConfigError: there is no such kind of device.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
         raise ConfigError(f"device={device!r} is unknown: use 'auto', 'cpu', 'cuda' or 'cuda:N'")
-    count = torch.cuda.device_count()
-    if kind == "cuda" and int(index or 0) >= count:
-        raise ConfigError(f"device={device!r} is not there: {count} CUDA devices were found")
     return torch.device(device)
+
+
+def absence_of(device: torch.device) -> str:
+    """Why a device cannot be used here, in a sentence; empty if it is there."""
+    count = torch.cuda.device_count()
+    if device.type != "cuda" or (device.index or 0) < count:
+        return ""
+    return f"device={str(device)!r} is not there: {count} CUDA devices were found"
 
 
 def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -11,18 +11,21 @@ from ..core.block_manager import BlockManager
 from ..core.config import EngineOptions
 from ..core.errors import CapacityError, ConfigError, UnsupportedError
 from ..core.memory import format_bytes
+from ..core.scheduler import Scheduler
+from ..core.scheduling_policy import SchedulingPolicy
+from ..schedulers.queue_scheduler import QueueScheduler
 
 logger = logging.getLogger("jackfield")
 
 _DEFAULT_SIZE = 4 * 2**30  # where requests may be swapped and it is not said how much
-#: The scheduling policy that leaves the mode of every preemption to the setting.
-_NEVER_ASKS = "fcfs"
 
 
 def choose_num_host_blocks(
     options: EngineOptions,
     device: torch.device,
     manager: type[BlockManager],
+    scheduler: type[Scheduler],
+    policy: type[SchedulingPolicy],
     host_block: int,
     free_memory: Callable[[], int],
 ) -> int:
@@ -34,6 +37,8 @@ def choose_num_host_blocks(
         options: the settings.
         device: where the KV cache is.
         manager: the block manager's class.
+        scheduler: the scheduler's class.
+        policy: the scheduling policy's class.
         host_block: bytes of a block in host memory.
         free_memory: bytes that can be had there.
 
@@ -74,7 +79,7 @@ def choose_num_host_blocks(
             "that are free; lower swap_space, or set it to 0"
         )
     if mode == "recompute":
-        logger.warning("%s", _space_beside_recompute(options, size))
+        logger.warning("%s", _space_beside_recompute(scheduler, policy, size))
     return num_blocks
 
 
@@ -92,17 +97,21 @@ def _auto_without_space(options: EngineOptions, manager: type[BlockManager], can
     )
 
 
-def _space_beside_recompute(options: EngineOptions, size: int) -> str:
-    """Who, if anybody, uses swap space in mode ``recompute``: a policy may name the mode itself."""
-    policy, space = options.scheduling_policy, f"swap_space={format_bytes(size)}"
-    if policy == _NEVER_ASKS:
+def _space_beside_recompute(
+    scheduler: type[Scheduler], policy: type[SchedulingPolicy], size: int
+) -> str:
+    """Who, if anybody, uses swap space in mode ``recompute``: a policy may name the mode itself,
+    and another scheduler than the built-in one may do as it likes."""
+    space = f"swap_space={format_bytes(size)}"
+    if scheduler is QueueScheduler and not policy.may_ask_for_swap:
         return (
             f"{space} is taken from host memory and never used: preemption_mode='recompute' "
-            f"computes victims anew, and the scheduling policy {policy!r} asks for no swap, as "
-            "another might; set preemption_mode to 'swap' or 'auto', or leave swap_space out"
+            f"computes victims anew, and the scheduling policy {policy.name!r} asks for no swap, "
+            "as another might; set preemption_mode to 'swap' or 'auto', or leave swap_space out"
         )
     return (
-        f"{space} is used only where the scheduling policy {policy!r} asks for a swap itself: "
+        f"{space} is used only if the scheduler {scheduler.name!r} or the scheduling policy "
+        f"{policy.name!r} asks for it: "
         "preemption_mode='recompute' computes all other victims anew; set preemption_mode to "
         "'swap' or 'auto' to swap them"
     )

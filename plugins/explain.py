@@ -15,7 +15,7 @@ from ..core.errors import JackfieldError, PluginError
 from ..core.model import ModelConfig
 from ..core.options import NoOptions
 from .discovery import PluginHost
-from .explain_elsewhere import Elsewhere, is_out_of_place, judge_on_cuda
+from .explain_elsewhere import Elsewhere, in_short, is_out_of_place, judge_on_cuda
 from .registry import Origin, PartEntry, PartKind
 from .selection import (
     AUTO,
@@ -339,7 +339,10 @@ def _part(entry: PartEntry, verdict: Verdict, reasons: tuple[str, ...]) -> PartV
     except PluginError as error:
         verdict, reasons = Verdict.BROKEN, (str(error),)
     else:
-        options = fields_of(getattr(cls, "Options", NoOptions))
+        try:
+            options = fields_of(getattr(cls, "Options", NoOptions))
+        except Exception as error:
+            verdict, reasons = Verdict.BROKEN, (f"its options cannot be told: {in_short(error)}",)
     return PartVerdict(entry.kind, entry.name, verdict, reasons, entry.origin, entry.path, options)
 
 

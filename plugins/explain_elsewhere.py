@@ -6,17 +6,15 @@ not among those of this machine. They follow from what the backend declares for 
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
 
 import torch
 
-from ..core.attention import AttentionBackend, AttentionSpec, KVCacheSpec, dtype_name
-from ..core.capabilities import Capabilities
+from ..core.attention import AttentionBackend, AttentionSpec, dtype_name
+from ..core.capabilities import Capabilities, as_if_present
 from .registry import PartEntry
-from .selection import Candidate, judge
+from .selection import layer_reasons
 
 _CUDA = torch.device("cuda")
 
@@ -62,8 +60,11 @@ class Elsewhere:
 
 def is_out_of_place(entry: PartEntry, device: torch.device) -> bool:
     """Whether it is this machine that a backend does not run on: its device, or what is missing."""
-    can: Capabilities = entry.load().capabilities(device)
-    return can.missing is not None or device.type not in can.device_types
+    try:
+        can: Capabilities = entry.load().capabilities(device)
+        return can.missing is not None or device.type not in can.device_types
+    except Exception:  # then it is the backend that is broken, and its verdict says so
+        return False
 
 
 def judge_on_cuda(
@@ -83,66 +84,60 @@ def judge_on_cuda(
         kv_dtype: of the cache; None is each spec's own dtype.
 
     Returns:
-        None if the backend cannot be loaded, or does not say what it can do on CUDA.
+        None if the backend cannot be loaded; one that raises is not usable, for that reason.
     """
     try:
         cls: type[AttentionBackend] = entry.load()
-        can = cls.capabilities(_CUDA)
-    except Exception:  # a broken backend has a verdict of its own, with the reason
+    except Exception:  # a part that cannot be loaded has a verdict of its own
         return None
-    needed = can.compute_capability
-    changes = {"missing": None}
-    if not torch.cuda.is_available():
-        changes["compute_capability"] = None
-    assumed = _assuming(cls, changes)
-    found, note = _judge(assumed, entry, specs, block_size, kv_dtype), ""
-    if found.broken:
-        note = "judged by its capabilities alone: its own check needs what is missing"
-        found = _judge(_without_own_check(assumed), entry, specs, block_size, kv_dtype)
+    dtypes = tuple(sorted({dtype_name(spec.dtype) for spec in specs}))
+    try:
+        can = cls.capabilities(_CUDA)
+        needed = can.compute_capability
+        capability = None if needed is None else ".".join(map(str, needed))
+        size = can.preferred_block_size if block_size is None else block_size
+        reasons, note = _judge(cls, can, specs, size, kv_dtype)
+        missing = can.missing
+    except Exception as error:
+        reason = f"it cannot be judged: {in_short(error)}"
+        return Elsewhere(_CUDA.type, dtypes, False, None, 0, None, (reason,), "")
     return Elsewhere(
         device=_CUDA.type,
-        dtypes=tuple(sorted({dtype_name(spec.dtype) for spec in specs})),
-        usable=found.usable,
-        compute_capability=None if needed is None else ".".join(map(str, needed)),
-        block_size=found.block_size,
-        missing=can.missing,
-        reasons=found.reasons,
+        dtypes=dtypes,
+        usable=not reasons,
+        compute_capability=capability,
+        block_size=size,
+        missing=missing,
+        reasons=reasons,
         note=note,
     )
 
 
+def in_short(error: Exception) -> str:
+    """An exception in one line: its type and its text."""
+    return f"{type(error).__name__}: {error}"
+
+
 def _judge(
     cls: type[AttentionBackend],
-    entry: PartEntry,
+    can: Capabilities,
     specs: Sequence[AttentionSpec],
-    block_size: int | None,
+    block_size: int,
     kv_dtype: torch.dtype | None,
-) -> Candidate:
-    return judge(replace(entry, target=cls), specs, _CUDA, block_size, kv_dtype)
+) -> tuple[tuple[str, ...], str]:
+    """The reasons against a backend, and what could not be asked.
 
-
-def _assuming(cls: type[AttentionBackend], changes: dict[str, Any]) -> type[AttentionBackend]:
-    """The backend, with other capabilities, which its own ``unsupported`` then goes by."""
-
-    def capabilities(_: type[AttentionBackend], device: torch.device) -> Capabilities:
-        return replace(cls.capabilities(device), **changes)
-
-    return _subclass(cls, "capabilities", capabilities)
-
-
-def _without_own_check(cls: type[AttentionBackend]) -> type[AttentionBackend]:
-    """The backend, refusing only what its capabilities do not have."""
-
-    def unsupported(
-        made: type[AttentionBackend], spec: AttentionSpec, cache: KVCacheSpec, device: torch.device
-    ) -> list[str]:
-        return made.capabilities(device).unsupported(spec, cache, device)
-
-    return _subclass(cls, "unsupported", unsupported)
-
-
-def _subclass(cls: type[AttentionBackend], name: str, function: Any) -> type[AttentionBackend]:
-    made = types.new_class(
-        cls.__name__, (cls,), exec_body=lambda body: body.update({name: classmethod(function)})
-    )
-    return cast(type[AttentionBackend], made)
+    Raises:
+        Exception: whatever the backend's own check raises, unless something is missing here.
+    """
+    with as_if_present():
+        try:
+            return layer_reasons(cls.unsupported, specs, _CUDA, block_size, kv_dtype), ""
+        except Exception as error:
+            if can.missing is None and not isinstance(error, ImportError):
+                raise
+            note = (
+                "judged by its capabilities alone: its own check needs what is missing "
+                f"({in_short(error)})"
+            )
+        return layer_reasons(can.unsupported, specs, _CUDA, block_size, kv_dtype), note

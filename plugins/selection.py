@@ -6,7 +6,7 @@ what it chose and why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -189,7 +189,7 @@ def judge(
     try:
         can = cls.capabilities(device)
         size = can.preferred_block_size if block_size is None else block_size
-        reasons = _reasons(cls, specs, device, size, kv_dtype)
+        reasons = layer_reasons(cls.unsupported, specs, device, size, kv_dtype)
         return Candidate(entry, size, can.auto_priority, reasons, cls)
     except Exception as error:
         reason = f"its capabilities cannot be told: {type(error).__name__}: {error}"
@@ -244,13 +244,22 @@ def select_attention_backend(
     return _auto(host, judge_attention_backends(host, specs, device, block_size, kv_dtype))
 
 
-def _reasons(
-    cls: type[AttentionBackend],
+def layer_reasons(
+    ask: Callable[[AttentionSpec, KVCacheSpec, torch.device], Sequence[str]],
     specs: Sequence[AttentionSpec],
     device: torch.device,
     block_size: int,
     kv_dtype: torch.dtype | None,
 ) -> tuple[str, ...]:
+    """Every reason against any of a model's layers, each once.
+
+    Args:
+        ask: ``unsupported`` of a backend or of its capabilities.
+        specs: of the layers.
+        device: where the model runs.
+        block_size: in tokens.
+        kv_dtype: of the cache; None is each spec's own dtype.
+    """
     reasons: dict[str, None] = {}
     for spec in dict.fromkeys(specs):
         cache = KVCacheSpec(
@@ -261,7 +270,7 @@ def _reasons(
             v_head_size=spec.v_head_size,
             dtype=kv_dtype or spec.dtype,
         )
-        reasons.update(dict.fromkeys(cls.unsupported(spec, cache, device)))
+        reasons.update(dict.fromkeys(ask(spec, cache, device)))
     return tuple(reasons)
 
 

@@ -68,43 +68,55 @@ def allowed_values(model: type[BaseModel], name: str) -> str:
     return in_words(schema.get("properties", {}).get(name, {}), schema.get("$defs", {}))
 
 
-def in_words(schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None) -> str:
+def in_words(
+    schema: Mapping[str, Any],
+    definitions: Mapping[str, Any] | None = None,
+    within: frozenset[str] = frozenset(),
+) -> str:
     """A JSON schema in words: ``an integer that is at least 1, or none``.
 
     Args:
         schema: of a value.
         definitions: the schemas of models that it refers to, by name; an object of such a model is
             put in words by its fields.
+        within: the models whose fields are being put in words; one that holds itself is "an
+            object" there.
     """
     known = definitions or {}
     if "$ref" in schema:
-        schema = known.get(schema["$ref"].rpartition("/")[2], {})
+        name = schema["$ref"].rpartition("/")[2]
+        if name in within:
+            return _TYPES["object"]
+        schema, within = known.get(name, {}), within | {name}
     if "enum" in schema:
         return " or ".join(map(repr, schema["enum"]))
     if "const" in schema:
         return repr(schema["const"])
     if "anyOf" in schema:
-        return ", or ".join(in_words(choice, known) for choice in schema["anyOf"])
+        return ", or ".join(in_words(choice, known, within) for choice in schema["anyOf"])
     if "properties" in schema:
-        return _object_in_words(schema, known)
+        return _object_in_words(schema, known, within)
     kind = _TYPES.get(schema.get("type", ""), "a value of its type")
     bounds = [f"{words} {_number(schema[key])}" for key, words in _BOUNDS.items() if key in schema]
     return f"{kind} that is {' and '.join(bounds)}" if bounds else kind
 
 
-def _object_in_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+def _object_in_words(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any], within: frozenset[str]
+) -> str:
     """An object by its fields, those that must be given marked so."""
     required = schema.get("required", ())
     fields = []
     for name, field in schema["properties"].items():
         must = ", required" if name in required else ""
-        fields.append(f"{name} ({in_words(field, definitions)}{must})")
+        fields.append(f"{name} ({in_words(field, definitions, within)}{must})")
     return f"an object with {', '.join(fields)}"
 
 
-def _number(value: float) -> str:
+def _number(value: Any) -> str:
     """A bound as people write it: ``1`` for ``1.0``."""
-    return str(int(value)) if float(value).is_integer() else str(value)
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+    return str(int(value)) if whole else str(value)
 
 
 def problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
@@ -151,6 +163,11 @@ def _problem(detail: Any, model: type[BaseModel]) -> str:
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     try:
-        return model.model_json_schema()
+        schema = model.model_json_schema()
     except PydanticInvalidForJsonSchema:
         return {}
+    if "$ref" not in schema:
+        return schema
+    # A model that holds itself is one of its own definitions.
+    definitions = schema["$defs"]
+    return {**definitions[schema["$ref"].rpartition("/")[2]], "$defs": definitions}

@@ -10,7 +10,6 @@ from .entry import Entry, State
 from .groups import Groups
 from .policy_guard import PolicyGuard
 from .queues import Queues
-from .slots import writable_tokens
 from .step_builder import StepBuilder
 
 
@@ -135,7 +134,7 @@ class Admission:
                 entry.capacity = 0
                 return True
             step.move(entry, MoveKind.COPY, copied)
-            entry.capacity = writable_tokens(self._manager.config, needed)
+            entry.capacity = self._manager.config.writable_tokens(needed)
         step.give(entry, share, num_left)
         return True
 
@@ -167,7 +166,7 @@ class Admission:
             return False
         entry.request.num_computed_tokens = num_cached
         entry.may_split = may_split
-        entry.capacity = writable_tokens(self._manager.config, num_tokens)
+        entry.capacity = self._manager.config.writable_tokens(num_tokens)
         step.move(entry, MoveKind.COPY, allocation.copies)
         step.give(entry, share, num_tokens - num_cached)
         if num_cached:

@@ -12,3 +12,4 @@ class FcfsPolicy(SchedulingPolicy):
     admitted one gives way. These are the defaults of the contract."""
 
     name: ClassVar[str] = "fcfs"
+    may_ask_for_swap: ClassVar[bool] = False

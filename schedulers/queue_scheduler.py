@@ -67,7 +67,6 @@ from .groups import Groups
 from .policy_guard import PolicyGuard
 from .preemption import Preemption
 from .queues import Queues
-from .slots import writable_tokens
 from .step_builder import Moves, StepBuilder
 from .views import QueueView
 
@@ -301,7 +300,7 @@ class QueueScheduler(Scheduler):
             else:
                 raise self._no_room(entry)
         step.move(entry, MoveKind.COPY, copies)
-        entry.capacity = writable_tokens(self.block_manager.config, needed)
+        entry.capacity = self.block_manager.config.writable_tokens(needed)
         return True
 
     def _preempt(

@@ -64,6 +64,7 @@ def test_public_names_exist() -> None:
     """Every name of the root face can be had."""
     import jackfield
 
+    assert "check_num_tokens" in jackfield.__all__
     for name in jackfield.__all__:
         assert getattr(jackfield, name) is not None
     with pytest.raises(AttributeError, match="nonsense"):

@@ -162,7 +162,22 @@ class Axes:
             return self
         own = tuple(dtype for dtype in self.dtype if dtype in self.kv_dtype)
         narrow = tuple(dtype for dtype in self.kv_dtype if dtype.itemsize == 1)
-        return replace(self, dtype=self.dtype if narrow else own, kv_dtype=(*own, *narrow))
+        return replace(
+            self,
+            dtype=self.dtype if narrow else own,
+            kv_dtype=tuple(dict.fromkeys((*own, *narrow))),
+        )
+
+    def partners(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        """Cache dtypes that a query of this dtype may go with: its own first, then the others in
+        their order. Empty if it has none."""
+        own = tuple(one for one in self.kv_dtype if one == dtype)
+        others = tuple(
+            one
+            for one in self.kv_dtype
+            if one != dtype and (self.different_kv_dtype or one.itemsize == 1)
+        )
+        return (*own, *others)
 
     @property
     def max_heads(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+import torch
+
 from ...core.attention import Capabilities
 from .axes import Axes, axis_names, value_name
 from .cases import AttentionCase
@@ -28,6 +30,8 @@ class Coverage:
         self._counts["batches"] = Counter(dict.fromkeys(_BATCHES, 0))
         if not axes.scale.many_seqs or "decode" not in axes.batch:
             del self._counts["batches"]["dozens of sequences"]
+        if any(_differ(dtype, one) for dtype in axes.dtype for one in axes.partners(dtype)):
+            self._counts["different_kv_dtype"] = Counter({"on": 0})
         if capabilities.lse:
             self._counts["lse"] = Counter({"on": 0})
 
@@ -49,6 +53,8 @@ class Coverage:
         ]
         if spec.v_head_size != spec.head_size:
             seen.append(("v_head_size", spec.v_head_size))
+        if _differ(spec.dtype, case.kv_dtype):
+            seen.append(("different_kv_dtype", True))
         if law == "lse":
             seen.append(("lse", True))
         kind = kind_of(case)
@@ -69,6 +75,11 @@ class Coverage:
     def table(self) -> dict[str, dict[str, int]]:
         """Axis, then value, then number of examples."""
         return {axis: dict(counts) for axis, counts in self._counts.items()}
+
+
+def _differ(dtype: torch.dtype, kv_dtype: torch.dtype) -> bool:
+    """Whether a backend must declare ``different_kv_dtype`` for these; not for 8 bits."""
+    return dtype != kv_dtype and kv_dtype.itemsize > 1
 
 
 _LENGTHS = ("one token", "block_size - 1", "one block", "block_size + 1", "several blocks")

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations, islice
 from typing import Any, NoReturn
 
-import hypothesis
-import torch
-from hypothesis import HealthCheck, Phase
-from hypothesis.errors import HypothesisWarning
 from torch import Tensor
 
 from ...core.attention import (
     AttentionBackend,
     Capabilities,
     KVCacheSpec,
-    KVLayout,
     SizeSet,
-    allocate_kv_cache,
     dtype_names,
 )
 from ...core.errors import ConfigError
 from ..environment import device_name, origin_of, versions
-from ..pairwise_report import Member, Pair, PairwiseReport
-from . import generate
+from ..pairwise_report import Member, Pair, PairwiseReport, worse
 from .axes import (
     BLOCK_SIZES,
     GROUP_SIZES,
@@ -38,24 +29,12 @@ from .axes import (
     representatives,
     value_name,
 )
-from .cases import (
-    GARBAGE,
-    AttentionCase,
-    CaseData,
-    Expected,
-    batch_of,
-    build,
-    expect,
-    spoil,
-    unseen_slots,
-)
+from .cases import AttentionCase, CaseData, Expected, build, expect
+from .pairwise_cases import drawn_cases, rehoused
 from .parallel import workers
-from .strategies import cases, few_cases
 from .subject import Subject, attend, same_bits, share_of_bound
 from .suite import why_unusable
 
-#: So many cases are drawn for a batch that everybody computes, before the search is given up.
-_DRAWS = 10
 #: Batches that a process computes before it tells what it found.
 _MOST_AT_A_TIME = 8
 
@@ -144,49 +123,6 @@ def _nothing_in_common(what: str, declared: Mapping[str, str]) -> NoReturn:
     raise ConfigError(f"the backends have no {what} in common ({listed})")
 
 
-def rehoused(data: CaseData, block_size: int, layout: KVLayout) -> CaseData:
-    """The same keys and values in a cache with another block size or another physical order.
-
-    Blocks that sequences have in common become blocks of their own, since a common prefix need not
-    end where a block of the other size does.
-    """
-    case, device = data.case, data.query.device
-    if block_size == case.block_size:
-        return build(case, layout, device)
-    shapes = tuple(replace(one, shared_blocks=0) for one in case.sequences)
-    lengths = [one.seq_len for one in shapes]
-    table, num_blocks = generate.block_tables(
-        lengths,
-        [0] * len(shapes),
-        block_size,
-        case.spare_blocks,
-        case.shuffle,
-        case.extra_columns,
-        case.table_garbage,
-    )
-    old_spec: KVCacheSpec = data.cache_spec
-    cache_spec = replace(old_spec, num_blocks=num_blocks, block_size=block_size)
-    cache = allocate_kv_cache(cache_spec, layout, device, data.cache.k_scale, data.cache.v_scale)
-    for index, length in enumerate(lengths):
-        old = data.slots(index).to(device)
-        new = generate.slots_of(table[index], length, block_size).to(device)
-        for source, target in ((data.cache.k, cache.k), (data.cache.v, cache.v)):
-            read = generate.as_bytes(source)[old // case.block_size, old % case.block_size]
-            generate.as_bytes(target)[new // block_size, new % block_size] = read
-    # Nothing is written in a comparison: no new token has a slot.
-    nowhere = torch.full((case.num_tokens,), -1, dtype=torch.int64)
-    moved = replace(
-        data,
-        case=replace(case, block_size=block_size, sequences=shapes),
-        cache_spec=cache_spec,
-        batch=batch_of(shapes, table, nowhere, device),
-        cache=cache,
-        table=table,
-    )
-    spoil(cache, unseen_slots(moved), case.seed, GARBAGE)
-    return moved
-
-
 class Comparison:
     """A comparison that batches are added to one by one.
 
@@ -226,24 +162,30 @@ class Comparison:
             jobs: processes that share the batches. What is compared does not depend on it.
 
         Raises:
+            ConfigError: ``jobs`` is less than 1; at once, not at the first step.
             BrokenProcessPool: one of several processes died.
         """
-        chosen = self._chosen()
-        if jobs == 1:
-            for case in chosen:
-                self.compute(case)
-                yield self._batches
-            return
+        if jobs < 1:
+            raise ConfigError(f"--jobs {jobs}: a comparison needs at least one process, --jobs 1")
+        return self._alone() if jobs == 1 else self._shared(jobs)
+
+    def _alone(self) -> Iterator[int]:
+        for case in self._chosen():
+            self.compute(case)
+            yield self._batches
+
+    def _shared(self, jobs: int) -> Iterator[int]:
         size = max(1, min(_MOST_AT_A_TIME, self._options.batches // (4 * jobs)))
         subjects = tuple(self._subjects.values())
         with workers(jobs) as pool:
-            shares = [
-                pool.submit(_computed, subjects, self._options, tuple(share))
-                for share in _shares(chosen, size)
-            ]
+            shares = []
+            for share in _shares(self._chosen(), size):
+                shares.append(pool.submit(_computed, subjects, self._options, tuple(share)))
+                # Drawing takes a while: whoever asked may want to stop.
+                yield self._batches
             # In this order, so that equal numbers name the same batch every time.
-            for share in shares:
-                self._merge(share.result())
+            for computed in shares:
+                self._merge(computed.result())
                 yield self._batches
 
     def _chosen(self) -> Iterator[AttentionCase]:
@@ -320,7 +262,7 @@ class Comparison:
 
     def _note_error(self, name: str, share: float, case: AttentionCase) -> None:
         member = self._members[name]
-        if not share <= member.error:
+        if worse(share, member.error):
             self._members[name] = replace(member, error=share, worst_case=str(case))
 
     def _note_difference(
@@ -335,7 +277,7 @@ class Comparison:
         # Each is within one bound of the truth, on whichever side.
         share = share_of_bound(first, second.double(), 2 * expected.out_bound)
         pair = replace(pair, batches=pair.batches + 1, equal=pair.equal + same_bits(first, second))
-        if not share <= pair.difference:
+        if worse(share, pair.difference):
             pair = replace(pair, difference=share, worst_case=str(case))
         self._pairs[names] = pair
 
@@ -376,40 +318,3 @@ def _computed(
 def _shares(chosen: Iterator[AttentionCase], size: int) -> Iterator[list[AttentionCase]]:
     while share := list(islice(chosen, size)):
         yield share
-
-
-def drawn_cases(axes: Axes, count: int, seed: int) -> Iterator[AttentionCase]:
-    """A plain case for every kind of batch and dtype, then random ones, each once; enough that
-    ``count`` of them remain when most are left out."""
-    seen = set()
-    for dtype in axes.dtype:
-        for case in few_cases(replace(axes, dtype=(dtype,))):
-            if case not in seen:
-                seen.add(case)
-                yield case
-    for draw in range(_DRAWS):
-        for case in _random_cases(axes, count, zlib.crc32(f"{seed} pairwise {draw}".encode())):
-            if case not in seen:
-                seen.add(case)
-                yield case
-
-
-def _random_cases(axes: Axes, count: int, seed: int) -> list[AttentionCase]:
-    """Cases as the suite draws them for a law."""
-    found: list[AttentionCase] = []
-
-    def keep(case: AttentionCase) -> None:
-        found.append(case)
-
-    test = hypothesis.given(cases(axes, "any"))(keep)
-    test = hypothesis.settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )(test)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HypothesisWarning)
-        hypothesis.seed(seed)(test)()
-    return found

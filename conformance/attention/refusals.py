@@ -213,8 +213,9 @@ def declared(capabilities: Capabilities, axes: Axes, case: AttentionCase) -> Ite
         for size in getattr(axes, axis):
             yield Request(axis, str(size), *_resized(axis, size, spec), ())
     for dtype in axes.dtype:
-        of_cache = {} if capabilities.different_kv_dtype else {"dtype": dtype}
-        yield Request("dtype", dtype_name(dtype), {"dtype": dtype}, of_cache, ())
+        # None is of a dtype that no cache goes with.
+        for partner in axes.partners(dtype)[:1]:
+            yield Request("dtype", dtype_name(dtype), {"dtype": dtype}, {"dtype": partner}, ())
     for dtype in axes.kv_dtype:
         if dtype.itemsize > 1 and not capabilities.different_kv_dtype:
             continue

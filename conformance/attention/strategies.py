@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from ...core.attention import AttentionSpec
+from ...core.attention import AttentionSpec, dtype_names
+from ...core.errors import ConfigError
 from .axes import Axes, Scale
 from .cases import AttentionCase, SequenceShape
 from .laws import Kind
@@ -301,13 +302,19 @@ def few_cases(axes: Axes) -> Iterator[AttentionCase]:
 
 
 def plain_case(axes: Axes) -> AttentionCase:
-    """The plainest case of some axes: a feature is on only if it cannot be off."""
+    """The plainest case of some axes: a feature is on only if it cannot be off.
+
+    Its query has the first dtype that some cache dtype of the axes may go with.
+
+    Raises:
+        ConfigError: there is no such dtype.
+    """
     group_size = min(axes.group_size, key=lambda size: (abs(size - 2), size))
     num_kv_heads = 2 if axes.scale.max_heads > 8 or 2 * group_size <= axes.max_heads else 1
     num_heads = num_kv_heads * group_size
     head_size = min(axes.head_size, key=lambda size: (abs(size - 64), size))
     block_size = min(axes.block_size, key=lambda size: (abs(size - 16), size))
-    dtype = axes.dtype[0]
+    dtype, kv_dtype = _plain_dtypes(axes)
     spec = AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -326,7 +333,6 @@ def plain_case(axes: Axes) -> AttentionCase:
     if axes.scale.long_seq_lens:
         longest = max(longest, block_size + 1)
     lengths = (min(max(block_size + 1, 4), longest), min(max(2 * block_size, 6), longest), 3)
-    kv_dtype = dtype if dtype in axes.kv_dtype else axes.kv_dtype[0]
     k_scale, v_scale = (0.37, 3.1) if kv_dtype.itemsize == 1 else (1.0, 1.0)
     return AttentionCase(
         spec=spec,
@@ -344,6 +350,18 @@ def plain_case(axes: Axes) -> AttentionCase:
         padding_rows=1,
         fused=True,
         distribution=axes.distribution[0],
+    )
+
+
+def _plain_dtypes(axes: Axes) -> tuple[torch.dtype, torch.dtype]:
+    """Of query and cache; alike if the cache has the dtype of the query."""
+    for dtype in axes.dtype:
+        for kv_dtype in axes.partners(dtype):
+            return dtype, kv_dtype
+    raise ConfigError(
+        f"no dtype of the query ({dtype_names(axes.dtype)}) may go with one of the cache "
+        f"({dtype_names(axes.kv_dtype)}): without different_kv_dtype both are the same, or the "
+        "cache has 8 bits"
     )
 
 

@@ -126,6 +126,8 @@ def report_of(
 ) -> Report:
     """All results, with what they depend on.
 
+    A run that told fewer stories than its profile has, for its time was up, says so.
+
     Args:
         suite: its name.
         part: the class that was tried.
@@ -135,11 +137,12 @@ def report_of(
         coverage: axis, then value, then how often it occurred.
         declared: what the part says of itself, by name.
     """
+    told = f"{stories}" if stories == budget.stories else f"{stories} of {budget.stories}"
     return Report(
         suite=suite,
         part=str(getattr(part, "name", part.__name__)),
         origin=origin_of(part),
-        profile=f"{options.profile}, {stories} stories of {budget.steps} steps",
+        profile=f"{options.profile}, {told} stories of {budget.steps} steps",
         device="the host",
         seed=options.seed,
         only={},

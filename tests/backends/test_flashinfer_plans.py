@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import flashinfer_double
 from support.attention_asserts import assert_meaning
 from support.attention_cases import CPU, Case, attend, make_batch, make_case
 from support.flashinfer_cases import OnTheDouble, layer, library
@@ -286,3 +287,33 @@ def arrays_of(seq_lens: Any, query_lens: Any) -> StepArrays:
         torch.zeros(0, dtype=torch.int64),
     )
     return StepArrays.of(batch, BLOCK)
+
+
+@pytest.mark.parametrize("query_lens", [[1, 1], [3, 1]], ids=["decode", "mixed"])
+def test_each_wrapper_knows_where_the_library_keeps_its_plan(query_lens: list[int]) -> None:
+    case = case_of([20, 9], query_lens)
+    plan = backend_of(case).plan(case.batch)
+    assert plan.held is not None
+    assert plan.held.pinned is plan.held.wrapper._pin_memory_int_workspace_buffer
+
+
+@pytest.mark.parametrize("query_lens", [[1, 1], [3, 1]], ids=["decode", "mixed"])
+def test_a_library_without_that_place_is_refused(
+    query_lens: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        flashinfer_double._Wrapper, "_pin_memory_int_workspace_buffer", Unset(), raising=False
+    )
+    case = case_of([20, 9], query_lens)
+    with pytest.raises(RuntimeError, match=r"flashinfer 0\.6\.13 has no _pin_memory_int_workspace"):
+        backend_of(case).plan(case.batch)
+
+
+class Unset:
+    """An attribute that is not there, whatever is stored in it."""
+
+    def __get__(self, owner: object, kind: object) -> None:
+        raise AttributeError
+
+    def __set__(self, owner: object, value: object) -> None:
+        owner.__dict__["kept"] = value

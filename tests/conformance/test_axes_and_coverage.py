@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.odd_backends import NarrowBackend
@@ -13,6 +15,8 @@ from jackfield.conformance.attention.axes import (
     parse_only,
     representatives,
 )
+from jackfield.conformance.attention.refusals import declared
+from jackfield.conformance.attention.strategies import directed_cases, few_cases, plain_case
 from jackfield.conformance.attention.subject import Subject
 from jackfield.conformance.attention.suite import (
     ALL_LAWS,
@@ -74,6 +78,48 @@ NARROW = {
 def test_fixed_cases_have_everything_that_is_declared(name: str, scale: str) -> None:
     run = SuiteRun.unprobed(Subject(NARROW[name], CPU), SuiteOptions(scale=scale))
     assert run.uncovered_by_directed_cases() == ()
+
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("different", [False, True])
+@pytest.mark.parametrize(
+    ("dtypes", "kv_dtypes"),
+    [
+        ((F32, BF16), (BF16, FP8)),
+        ((F32, BF16), (F32, BF16, FP8)),
+        ((F32, F16, BF16), (F16, BF16)),
+        ((F64, F32), (FP8,)),
+        ((F16,), (F64, F16)),
+    ],
+)
+def test_no_fixed_case_is_refused(
+    dtypes: tuple[torch.dtype, ...], kv_dtypes: tuple[torch.dtype, ...], different: bool
+) -> None:
+    backend = declaring(
+        dtypes=frozenset(dtypes), kv_dtypes=frozenset(kv_dtypes), different_kv_dtype=different
+    )
+    subject = Subject(backend, CPU)
+    everything = Axes.of(subject.capabilities, SCALES["small"]).matched()
+    assert everything.dtype
+    narrowed = [replace(everything, dtype=(dtype,)) for dtype in everything.dtype]
+    for axes in (everything, *narrowed):
+        fixed = [*few_cases(axes), *directed_cases(axes)]
+        assert not [case for case in fixed if subject.refuses(case)]
+        assert {case.kv_dtype for case in fixed} <= set(everything.kv_dtype)
+    run = SuiteRun.unprobed(subject, SuiteOptions(scale="small"))
+    assert run.uncovered_by_directed_cases() == ()
+    plain = plain_case(everything)
+    for request in declared(subject.capabilities, everything, plain):
+        subject.construct(*request.applied(plain))
+
+
+def test_dtypes_without_a_partner_have_no_plain_case() -> None:
+    axes = Axes.of(NARROW["one kv_dtype"].capabilities(CPU), SCALES["tiny"])
+    with pytest.raises(ConfigError, match=r"\(float32\) may go with one of the cache \(float16\)"):
+        plain_case(replace(axes, dtype=(F32,), kv_dtype=(F16,)))
 
 
 @pytest.mark.parametrize("name", ["little", "blocks of 1", "groups of 7"])

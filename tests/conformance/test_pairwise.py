@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from support.odd_backends import CUDAOnlyBackend, MissingBackend, NarrowBackend
 from torch import Tensor
 
 from jackfield.backends.torch_sdpa import TorchSdpaBackend
+from jackfield.conformance.attention import pairwise
 from jackfield.conformance.attention.axes import SCALES, Axes
 from jackfield.conformance.attention.cases import (
     AttentionCase,
@@ -27,15 +29,22 @@ from jackfield.conformance.attention.generate import as_bytes
 from jackfield.conformance.attention.pairwise import (
     Comparison,
     PairwiseOptions,
-    drawn_cases,
-    rehoused,
     shared_axes,
     shared_capabilities,
 )
+from jackfield.conformance.attention.pairwise_cases import drawn_cases, rehoused
 from jackfield.conformance.attention.plain_backend import PlainBackend
 from jackfield.conformance.attention.strategies import plain_case
 from jackfield.conformance.attention.subject import Subject, attend, share_of_bound
-from jackfield.conformance.pairwise_report import PairwiseReport, render, to_json, to_markdown
+from jackfield.conformance.pairwise_report import (
+    Member,
+    Pair,
+    PairwiseReport,
+    render,
+    to_json,
+    to_markdown,
+    worse,
+)
 from jackfield.core.attention import (
     AttentionBackend,
     AttentionPlan,
@@ -132,8 +141,58 @@ def test_the_number_of_processes_does_not_matter() -> None:
         comparison = Comparison(subjects, options)
         done = list(comparison.run(jobs))
         assert done[-1] == 17
+        if jobs > 1:
+            # It may be left while batches are handed out, before any is computed.
+            assert done[0] == 0
         reports.append(comparison.report())
     assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize("jobs", [0, -2])
+def test_no_process_is_too_few(jobs: int) -> None:
+    subjects = [Subject(one, CPU) for one in (TorchSdpaBackend, PlainBackend)]
+    comparison = Comparison(subjects, PairwiseOptions(3, scale="tiny", only=FLOAT32))
+    with pytest.raises(ConfigError, match=f"--jobs {jobs}: .* at least one process"):
+        comparison.run(jobs)
+
+
+@pytest.mark.parametrize("number", [0.0, 0.3, math.inf])
+def test_nothing_is_worse_than_nan(number: float) -> None:
+    assert worse(math.nan, number)
+    assert not worse(number, math.nan)
+    assert not worse(math.nan, math.nan)
+    assert worse(number + 1, number) is math.isfinite(number)
+    shares = (math.nan, number)
+    for first, second in (shares, shares[::-1]):
+        names = [str(share) for share in (first, second)]
+        one, other = (
+            Member("a", "", error=share, worst_case=name)
+            for share, name in zip((first, second), names, strict=True)
+        )
+        member = one.joined(other)
+        assert math.isnan(member.error)
+        assert member.worst_case == "nan"
+        pair = Pair("a", "b", difference=first, worst_case=names[0]).joined(
+            Pair("a", "b", difference=second, worst_case=names[1])
+        )
+        assert math.isnan(pair.difference)
+        assert pair.worst_case == "nan"
+
+
+@pytest.mark.parametrize("shares", [(math.nan, 0.3), (0.3, math.nan)])
+def test_nan_is_kept_while_batches_are_added(
+    shares: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subjects = [Subject(one, CPU) for one in (TorchSdpaBackend, PlainBackend)]
+    comparison = Comparison(subjects, PairwiseOptions(2, scale="tiny", only=FLOAT32))
+    case = plain_case(comparison.axes)
+    for share in shares:
+        monkeypatch.setattr(pairwise, "share_of_bound", lambda *_, share=share: share)
+        comparison.compute(case)
+    report = comparison.report()
+    assert all(math.isnan(member.error) for member in report.members)
+    assert all(math.isnan(pair.difference) for pair in report.pairs)
+    assert not report.ok
 
 
 def test_right_backends_agree() -> None:

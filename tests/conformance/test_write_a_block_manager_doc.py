@@ -44,7 +44,7 @@ _GUIDE = Guide(
         # Of modules that the prelude imported before.
         (r"=+ warnings summary .* capture-warnings.html|, \d+ warnings", ""),
         # What stands in place of a profile.
-        (r"(profile:?) \w+, \d+ stories of \d+ steps", r"\1 #"),
+        (r"(profile:?) \w+, (?:\d+ of )?\d+ stories of \d+ steps", r"\1 #"),
     ),
     prelude=_PRELUDE,
 )

@@ -306,13 +306,15 @@ class TestDistribution:
 
     @pytest.mark.parametrize("vocab_size", [1, 7, 511, 512, 513, 1024, 1025, 50_257])
     def test_a_draw_is_that_of_one_long_cumulative_sum(self, vocab_size: int) -> None:
-        """Totals close to the largest there are, most units zero, the extreme random numbers."""
+        """Rows of many zeros, rows with the largest total there is, the extreme random numbers."""
         random = torch.Generator().manual_seed(vocab_size)
         largest = 2**62 // vocab_size
         units = torch.randint(0, largest, (64, vocab_size), generator=random)
         units[torch.rand(64, vocab_size, generator=random) < 0.8] = 0
         units[:32, -1] = largest
         units[32:, 0] = 1
+        units[::4] = largest
+        assert int(units[0].sum()) > 2**62 - vocab_size
         uniform = torch.rand(64, 1, generator=random, dtype=torch.float64)
         uniform[::8], uniform[1::8] = 0.0, 1 - 2.0**-53
         cumulative = units.cumsum(dim=-1)

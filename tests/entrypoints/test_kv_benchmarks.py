@@ -135,7 +135,9 @@ def test_four_completions_share_their_prompt(
 def test_forks_of_a_running_request(fork_blocks: ModuleType, model: str, manager: str) -> None:
     """Forked at 68 tokens, inside a block, and at 80, at the end of one; the script compares
     tokens and contents."""
-    rows = fork_blocks.measure_beams(model, manager, fork_blocks.make_prompt(60, 250), [8, 12, 9])
+    prompt = fork_blocks.make_prompt(60, 250)
+    rows, blocks_left = fork_blocks.measure_beams(model, manager, prompt, [8, 12, 9])
+    assert blocks_left == 0
     seen = [(row["computed_at_fork"], row["peak_blocks"], row["copies"]) for row in rows]
     assert seen == [(68, 4 + 4 * 1, 3), (80, 5 + 4 * 1, 0)]
     assert all(row["different_branches"] == 4 for row in rows)

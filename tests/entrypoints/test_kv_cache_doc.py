@@ -41,9 +41,10 @@ def assert_has(page: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kv_waste", "fork_blocks", "chat_turns", "scheduling_cost"])
-def test_results_say_how_they_were_made(repository: Path, name: str) -> None:
+def test_results_say_how_they_were_made(page: str, repository: Path, name: str) -> None:
     report = results(repository, name)
     assert re.match(rf"python benchmarks/{name}\.py\b", report["command"])
+    assert f"`{report['command']}`" in page, report["command"]
     assert set(report["versions"]) == {"python", "torch", "jackfield"}
     assert report["machine"]["cores"] > 0
 
@@ -160,6 +161,7 @@ def test_beams(page: str, repository: Path) -> None:
 
 def test_chat(page: str, repository: Path) -> None:
     report = results(repository, "chat_turns")
+    num_chats = len(report["chats"])
     by_turn: dict[int, dict[str, dict[str, Any]]] = {}
     for row in report["rows"]:
         by_turn.setdefault(row["turn"], {})[row["engine"]] = row
@@ -174,13 +176,14 @@ def test_chat(page: str, repository: Path) -> None:
         times = (paged["first_token_ms"], radix["first_token_ms"])
         rows.append([f"{turn}", *(f"{number:.0f}" for number in (*numbers, *times))])
     assert len(rows) == 8
-    assert report["answers_equal"]
+    assert report["turns_with_equal_answers"] == report["turns_compared"] == 8 * num_chats
     columns = (
         "turn | prompt tokens | cached | blocks reused | computed | first token, off, ms "
         "| `paged`, ms | `radix`, ms"
     )
     assert_has(page, table(columns, rows))
-    assert f"{len(report['chats'])} conversations" in page
+    conversations = "1 conversation" if num_chats == 1 else f"{num_chats} conversations"
+    assert f"{conversations} of eight turns" in " ".join(page.split())
     assert f"at most {report['max_tokens']} tokens" in page
 
 

@@ -29,6 +29,7 @@ from jackfield.core.errors import (
     PluginError,
     RequestError,
 )
+from jackfield.entrypoints.engine_builder import EngineBuilder
 from jackfield.entrypoints.settings import load_settings
 from jackfield.plugins.discovery import discover
 from jackfield.plugins.registry import Origin
@@ -424,3 +425,18 @@ def test_dummy_weights(tmp_path: Path) -> None:
     ]
     assert _tokens(runs[0][0]) == _tokens(runs[1][0])
     assert _tokens(runs[0][0]) != _tokens(runs[2][0])
+
+
+def test_limits_and_tokenizer_are_those_of_the_intake(llm: LLM) -> None:
+    assert llm.engine.limits is llm.engine._intake.limits
+    assert llm.engine.tokenizer is llm.engine._intake.tokenizer
+    for name in ("limits", "tokenizer"):
+        with pytest.raises(AttributeError):
+            setattr(llm.engine, name, None)
+
+
+def test_a_builder_shows_nothing_that_is_not_there_yet() -> None:
+    public = {name for name in vars(EngineBuilder) if not name.startswith("_")}
+    assert public == {"build"}
+    builder = EngineBuilder(load_settings({"model": "none"}, {}), discover())
+    assert all(name.startswith("_") for name in vars(builder))

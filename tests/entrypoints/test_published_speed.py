@@ -31,6 +31,13 @@ def bench(repository: Path) -> BenchReport:
 
 
 @pytest.fixture
+def plain_form(repository: Path) -> BenchReport:
+    """flashinfer's own calls in the form that is not for CUDA graphs."""
+    folder = repository / "benchmarks" / "results"
+    return read_report(folder / "attention_gpu_plain_form.json")
+
+
+@pytest.fixture
 def backends_page(repository: Path) -> str:
     return (repository / "docs" / "backends.md").read_text(encoding="utf-8")
 
@@ -86,22 +93,53 @@ def test_backends_side_by_side(bench: BenchReport, backends_page: str) -> None:
     rows = []
     for case in bench.cases:
         times = [timed(bench, case.name, name)[1].best_us for name in BACKENDS]
-        cells = [microseconds(time) for time in times]
+        gaps = [has_gaps(timed(bench, case.name, name)[1]) for name in BACKENDS]
+        cells = [
+            microseconds(time) + ("\\*" if gap else "")
+            for time, gap in zip(times, gaps, strict=True)
+        ]
         cells[times.index(min(times))] = f"**{cells[times.index(min(times))]}**"
         rows.append(f"| `{case.name}` | {' | '.join(cells)} |")
     assert_rows(backends_page, rows)
 
 
-def test_what_adapters_add(bench: BenchReport, backends_page: str) -> None:
+def has_gaps(timing: Timing) -> bool:
+    """Whether the host may have been too slow for the device to be busy all the time."""
+    return timing.graph_us is None and timing.host_us > 250
+
+
+def test_what_adapters_add(bench: BenchReport, plain_form: BenchReport, backends_page: str) -> None:
     assert_rows(
         backends_page,
         (
             f"| `{case.name}` | "
             + " | ".join(added(bench, case.name, name) for name in WITH_DIRECT_CALLS)
-            + " |"
+            + f" | {added(plain_form, case.name, 'flashinfer')} |"
             for case in bench.cases
         ),
     )
+
+
+def test_what_is_said_of_adapters(
+    bench: BenchReport, plain_form: BenchReport, backends_page: str
+) -> None:
+    text = " ".join(backends_page.split())
+    copies = [ours - theirs for ours, theirs in pairs(bench, "xformers")]
+    assert f"copied to `out`: {min(copies):.1f} to {max(copies):.1f} us." in text
+    forms = [ours - theirs for ours, theirs in pairs(plain_form, "flashinfer", "decode")]
+    assert f"costs decoding up to {max(forms):.1f} us more." in text
+    assert " attention --direct " in plain_form.command
+
+
+def pairs(bench: BenchReport, backend: str, kind: str = "") -> list[tuple[float, float]]:
+    """Times of our call and of the library's own, in the cases of a kind that have both."""
+    found = []
+    for case in bench.cases:
+        one, timing = timed(bench, case.name, backend)
+        if case.name.startswith(kind) and one.direct is not None and one.direct.timing is not None:
+            found.append((timing.best_us, one.direct.timing.best_us))
+    assert found
+    return found
 
 
 def added(bench: BenchReport, case: str, backend: str) -> str:
@@ -122,6 +160,40 @@ def test_engine_throughput(repository: Path, engine_page: str) -> None:
             for one in results(repository, "engine_gpu")["results"]
         ),
     )
+
+
+def test_other_engines(repository: Path, engine_page: str) -> None:
+    """Their workload is ours; the page says what the file says, and that it is another run."""
+    peers = results(repository, "engine_gpu_peers")
+    ours = results(repository, "engine_gpu")["results"]
+    for name in ("prompt_tokens", "output_tokens"):
+        assert {peers["workload"][name]} == {one[name] for one in ours}
+    engines = dict.fromkeys(one["engine"] for one in peers["results"])
+    rates = {(one["engine"], one["shape"]): one["tokens_per_second"] for one in peers["results"]}
+    assert_rows(
+        engine_page,
+        (
+            f"| {name} | {span(rates.get((name, '0.5B')))} | {span(rates.get((name, '7B')))} |"
+            for name in engines
+        ),
+    )
+    assert not peers["same_run_as_engine_gpu"]
+    text = " ".join(engine_page.split())
+    assert f"on {peers['measured']}. These numbers are not from the same run" in text
+    small, large = peers["floor"]["estimates"]
+    assert (
+        f"{small['seconds']} s for 0.5B, which is {small['tokens_per_second']:,} tokens/s, and "
+        f"{large['seconds']} s for 7B, which is {large['tokens_per_second']:,} tokens/s" in text
+    )
+    for one, tokens in ((small, 133_966), (large, 133_966)):
+        assert one["tokens_per_second"] == pytest.approx(tokens / one["seconds"], rel=0.01)
+
+
+def span(rates: list[int] | None) -> str:
+    """Lowest and highest rate."""
+    if rates is None:
+        return "-"
+    return " to ".join(f"{rate:,}" for rate in dict.fromkeys(rates))
 
 
 def test_where_a_step_goes(repository: Path, engine_page: str) -> None:

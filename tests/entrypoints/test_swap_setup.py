@@ -13,17 +13,39 @@ from jackfield.core.block_manager import BlockManager
 from jackfield.core.block_managers.contiguous import ContiguousBlockManager
 from jackfield.core.block_managers.paged import PagedBlockManager
 from jackfield.core.config import EngineOptions
+from jackfield.core.scheduler import Scheduler
+from jackfield.core.scheduling_policy import SchedulingPolicy
 from jackfield.entrypoints.swap_setup import choose_num_host_blocks
+from jackfield.schedulers.fcfs import FcfsPolicy
+from jackfield.schedulers.queue_scheduler import QueueScheduler
 
 GIB = 2**30
 
 
+class MyPolicy(SchedulingPolicy):
+    """It does not say that it asks for no swap."""
+
+    name = "mine"
+
+
+class MyScheduler(QueueScheduler):
+    """It may swap of its own accord."""
+
+    name = "own"
+
+
 def choose(
-    device: str = "cpu", manager: type[BlockManager] = PagedBlockManager, **settings: Any
+    device: str = "cpu",
+    manager: type[BlockManager] = PagedBlockManager,
+    scheduler: type[Scheduler] = QueueScheduler,
+    policy: type[SchedulingPolicy] = FcfsPolicy,
+    **settings: Any,
 ) -> int:
     """Blocks of 1 MiB, of 64 GiB that are free."""
     options = EngineOptions.model_validate(settings)
-    return choose_num_host_blocks(options, torch.device(device), manager, 2**20, lambda: 64 * GIB)
+    return choose_num_host_blocks(
+        options, torch.device(device), manager, scheduler, policy, 2**20, lambda: 64 * GIB
+    )
 
 
 WARNINGS = [
@@ -35,10 +57,16 @@ WARNINGS = [
         r"preemption_mode to 'swap' or 'auto', or leave swap_space out$",
     ),
     (
-        {"swap_space": "1GiB", "scheduling_policy": "mine"},
+        {"swap_space": "1GiB", "policy": MyPolicy},
         1024,
-        r"^swap_space=1\.00 GiB is used only where the scheduling policy 'mine' asks for a swap "
-        r"itself: preemption_mode='recompute' computes all other victims anew",
+        r"^swap_space=1\.00 GiB is used only if the scheduler 'queue' or the scheduling policy "
+        r"'mine' asks for it: preemption_mode='recompute' computes all other victims anew",
+    ),
+    (
+        {"swap_space": "1GiB", "scheduler": MyScheduler},
+        1024,
+        r"^swap_space=1\.00 GiB is used only if the scheduler 'own' or the scheduling policy "
+        r"'fcfs' asks for it: preemption_mode='recompute' computes all other victims anew",
     ),
     (
         {"preemption_mode": "auto"},

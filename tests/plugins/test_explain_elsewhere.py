@@ -97,7 +97,8 @@ def test_an_own_check_that_needs_the_library_is_left_out_and_said(make: SimpleNa
     first, second = found(Loading, make.spec()).lines()
     assert first.startswith("on CUDA: usable in float32")
     assert second == (
-        "on CUDA: judged by its capabilities alone: its own check needs what is missing"
+        "on CUDA: judged by its capabilities alone: its own check needs what is missing "
+        "(ModuleNotFoundError: No module named 'fussylib')"
     )
     assert found(Loading, make.spec(sinks=True)).reasons == ("sinks is not supported",)
 
@@ -122,4 +123,44 @@ def test_a_backend_that_says_nothing_of_cuda(make: SimpleNamespace) -> None:
             return can
 
     assert not is_out_of_place(entry_of(Shy), CPU)
-    assert judge_on_cuda(entry_of(Shy), [make.spec()]) is None
+    assert found(Shy, make.spec()).lines() == (
+        "on CUDA: it cannot be judged: RuntimeError: no driver",
+    )
+
+
+def test_a_class_with_a_subclass_hook_is_judged_without_a_subclass(make: SimpleNamespace) -> None:
+    made: list[type] = []
+
+    class Registering(fussy(make)):  # type: ignore[misc]
+        def __init_subclass__(cls, needed: int, **others: Any) -> None:
+            made.append(cls)
+
+    assert found(Registering, make.spec()).usable
+    assert not made
+
+
+def test_capabilities_that_are_none_are_the_reason(make: SimpleNamespace) -> None:
+    class Empty(fussy(make)):  # type: ignore[misc]
+        @classmethod
+        def capabilities(cls, device: torch.device) -> Any:
+            return None
+
+    assert not is_out_of_place(entry_of(Empty), CPU)
+    (reason,) = found(Empty, make.spec()).reasons
+    assert reason.startswith("it cannot be judged: AttributeError: ")
+
+
+def test_a_check_that_fails_with_nothing_missing_is_against_it(make: SimpleNamespace) -> None:
+    base: type[AttentionBackend] = make.backend("dividing")
+
+    class Dividing(base):  # type: ignore[valid-type,misc]
+        @classmethod
+        def unsupported(
+            cls, spec: AttentionSpec, cache: KVCacheSpec, device: torch.device
+        ) -> list[str]:
+            return ["never"] * (1 // 0)
+
+    result = found(Dividing, make.spec())
+    assert not result.usable
+    assert result.note == ""
+    assert "it cannot be judged: ZeroDivisionError: " in result.reasons[0]

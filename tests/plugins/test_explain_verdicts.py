@@ -111,7 +111,8 @@ def test_on_a_cpu(model: str, ask: Ask) -> None:
         assert (found["usable"], tuple(found["reasons"])) == (not against, against)
         assert found["compute_capability"] == needed
         # Whether its kernels are there, flashinfer asks its library.
-        own_check = "judged by its capabilities alone: its own check needs what is missing"
+        own_check = "judged by its capabilities alone: its own check needs what is missing "
+        own_check += "(ModuleNotFoundError: No module named 'flashinfer')"
         assert found["note"] == (own_check if name == "flashinfer" and not against else "")
     assert [backends[name]["elsewhere"] for name in ("flex", "torch_sdpa")] == [None, None]
 

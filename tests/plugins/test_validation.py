@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from decimal import Decimal
 from typing import Literal
 
 import pytest
@@ -59,3 +61,48 @@ def test_the_options_of_triton_tell_what_tiles_are() -> None:
         assert "a value of its type" not in option.allowed
         assert "keys (an integer that is at least 16 and at most 256, required)" in option.allowed
         assert option.description
+
+
+class Node(PartOptions):
+    """A model that holds itself."""
+
+    depth: int = Field(default=1, ge=1)
+    child: Node | None = None
+
+
+class Holder(PartOptions):
+    """Options with such a model among them."""
+
+    node: Node | None = None
+
+
+def test_a_model_that_holds_itself_is_described_once() -> None:
+    (node,) = fields_of(Holder)
+    inside = "depth (an integer that is at least 1), child (an object, or none)"
+    assert node.allowed == f"an object with {inside}, or none"
+    depth, child = fields_of(Node)
+    assert depth.allowed == "an integer that is at least 1"
+    assert child.allowed == f"an object with {inside}, or none"
+
+
+class Bounded(PartOptions):
+    """Bounds that are no plain numbers."""
+
+    wait: timedelta = Field(default=timedelta(seconds=1), gt=timedelta(0))
+    price: Decimal = Field(default=Decimal(2), gt=Decimal("1.0"))
+    far: float = Field(default=0.0, lt=1e30)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"wait": timedelta(-1)}, "above 0 seconds"),
+        ({"price": Decimal(1)}, "above 1"),
+        ({"far": 1e31}, "below 1e+30"),
+    ],
+)
+def test_any_bound_can_be_said(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Bounded.model_validate(values)
+    (said,) = problems(caught.value, Bounded)
+    assert words in said

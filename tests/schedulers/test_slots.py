@@ -11,7 +11,6 @@ from jackfield.core.sampling_params import SamplingParams
 from jackfield.core.scheduler import SchedulerConfig
 from jackfield.schedulers.fcfs import FcfsPolicy
 from jackfield.schedulers.queue_scheduler import QueueScheduler
-from jackfield.schedulers.slots import writable_tokens
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 3, 5])
@@ -20,7 +19,7 @@ def test_one_token_more_than_is_writable_needs_another_block(
     lookahead: int, num_tokens: int
 ) -> None:
     config = BlockManagerConfig(10, 4, 20, num_lookahead_tokens=lookahead)
-    most = writable_tokens(config, num_tokens)
+    most = config.writable_tokens(num_tokens)
     assert most >= num_tokens
     assert config.blocks_for(most) == config.blocks_for(num_tokens)
     assert most >= config.max_model_len or config.blocks_for(most + 1) > config.blocks_for(most)

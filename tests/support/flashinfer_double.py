@@ -74,7 +74,7 @@ class _Wrapper:
         self.workspace = workspace
         self.backend = backend
         self.int_workspace = torch.empty(_PLAN_BYTES, dtype=torch.uint8)
-        self.pinned = torch.empty(_PLAN_BYTES, dtype=torch.uint8)
+        self._pin_memory_int_workspace_buffer = torch.empty(_PLAN_BYTES, dtype=torch.uint8)
         self.planned: dict[str, Any] = {}
         self.module: KernelModuleDouble
         self.info: Any = None
@@ -84,7 +84,7 @@ class _Wrapper:
         self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor
     ) -> None:
         self.workspace, self.int_workspace = float_workspace_buffer, int_workspace_buffer
-        self.pinned = torch.empty_like(int_workspace_buffer)
+        self._pin_memory_int_workspace_buffer = torch.empty_like(int_workspace_buffer)
 
     def _load(self, q: Any, kv: Any, o: Any, head_dims: tuple[int, int], settings: Any) -> None:
         window_left, soft_cap = settings
@@ -206,7 +206,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         self.info = self.module.plan(
             self.workspace,
             self.int_workspace,
-            self.pinned,
+            self._pin_memory_int_workspace_buffer,
             qo_indptr,
             paged_kv_indptr,
             seq_lens,
@@ -312,7 +312,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self.info = self.module.plan(
             self.workspace,
             self.int_workspace,
-            self.pinned,
+            self._pin_memory_int_workspace_buffer,
             torch.arange(self.num_seqs + 1, dtype=torch.int32),
             indptr,
             seq_lens,
