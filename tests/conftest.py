@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# A shell without job control starts background commands with Ctrl-C ignored, and so would be every
+# command that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Triton decides when it is imported whether it interprets kernels, and parts of torch import it.
 if importlib.util.find_spec("triton") is not None:
