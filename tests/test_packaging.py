@@ -17,8 +17,8 @@ FOLDERS = (
     "plugins",
     "conformance",
     "entrypoints",
-    "docs/conformance",
 )
+REPORTS = "docs/conformance"
 
 
 def test_wheel_has_every_module_and_report(repository: Path, tmp_path: Path) -> None:
@@ -32,8 +32,11 @@ def test_wheel_has_every_module_and_report(repository: Path, tmp_path: Path) -> 
         capture_output=True,
         text=True,
     ).stdout.split()
+    # Published reports travel; what lies in folders beside them is for readers of the repository.
     expected = {
-        f"jackfield/{name}" for name in tracked if "/" not in name or name.startswith(FOLDERS)
+        f"jackfield/{name}"
+        for name in tracked
+        if "/" not in name or name.startswith(FOLDERS) or str(Path(name).parent) == REPORTS
     }
     source = tmp_path / "source"
     for name in [*tracked, "pyproject.toml", "README.md", "LICENSE"]:
