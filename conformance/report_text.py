@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from .report import from_json, to_json
 from .results import PropertyResult, Report, Status
 
 _COLOURS = {Status.PASSED: "green", Status.FAILED: "bold red", Status.NOT_CLAIMED: "dim"}
@@ -66,6 +68,18 @@ def to_markdown(report: Report) -> str:
         *_markdown_capabilities(report),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def write_report(report: Report, json_file: Path | None, markdown_file: Path | None) -> None:
+    """Write a report as JSON and as Markdown; None writes none.
+
+    The page has the digits that the JSON has, so that the two files say the same.
+    """
+    text = to_json(report)
+    if json_file is not None:
+        json_file.write_text(text, encoding="utf-8")
+    if markdown_file is not None:
+        markdown_file.write_text(to_markdown(from_json(text)), encoding="utf-8")
 
 
 def render(report: Report) -> RenderableType:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from ..core.errors import RequestError
 from ..core.request import RequestOutput
 from ..core.sampling_params import RequestOutputKind, SamplingParams
+from .console import error_console
 from .interrupts import deferred_interrupt
 from .llm_engine import LLMEngine
 
@@ -23,7 +24,7 @@ def run_chat(
     flags: Mapping[str, Any], config: Path | None, system: str | None, sampling: Mapping[str, Any]
 ) -> int:
     """Read messages from standard input and stream answers until the end of input."""
-    console = Console(stderr=True, highlight=False, emoji=False)
+    console = error_console(soft_wrap=False)
     params = SamplingParams(
         **{"temperature": 0.7, "top_p": 0.9, "max_tokens": None, **sampling},
         output_kind=RequestOutputKind.DELTA,

@@ -8,19 +8,18 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from tqdm import tqdm
 
 from ..conformance.diff import compare, diff_to_json, render_diff
-from ..conformance.report import read_report, to_json
-from ..conformance.report_text import law_table, render, to_markdown
+from ..conformance.report import read_report
+from ..conformance.report_text import law_table, render, write_report
 from ..conformance.resolve import part_class
 from ..conformance.results import Report, Status
 from ..core.attention import AttentionBackend
@@ -28,13 +27,12 @@ from ..core.errors import ConfigError
 from ..plugins.discovery import discover
 from ..plugins.registry import PartKind
 from ..plugins.selection import validate_options
+from .console import INTERRUPTED, output_console, say, show
 from .interrupts import deferred_interrupt
 from .settings import NO_OBJECT, parse_json
 
 if TYPE_CHECKING:
     from ..conformance.attention.hunt import Kill
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -111,10 +109,10 @@ def run_attention(asked: AttentionRun) -> int:
             if isinstance(error, Exception) and not interrupt.pressed:
                 raise
             progress.stop()
-            _show(law_table(progress.results, f"attention conformance of {backend.name}, so far"))
-            _say("interrupted: these laws were tried, no report is written")
+            show(law_table(progress.results, f"attention conformance of {backend.name}, so far"))
+            say("interrupted: these laws were tried, no report is written")
             return INTERRUPTED
-    _show(render(report))
+    show(render(report))
     _write(asked, report)
     return 0 if report.ok else 1
 
@@ -124,13 +122,24 @@ def run_laws() -> int:
     require_hypothesis()
     from ..conformance.attention.suite import ALL_LAWS
 
-    console = Console(highlight=False, emoji=False)
     for law in ALL_LAWS:
-        console.print(f"[bold]{escape(law.name)}[/]")
-        # Joined lines, because the terminal is as wide as it is.
-        for paragraph in inspect.cleandoc(law.__doc__ or "").replace("``", "`").split("\n\n"):
-            console.print(Padding(escape(" ".join(paragraph.split())), (0, 0, 1, 2)))
+        show_law(law.name, inspect.cleandoc(law.__doc__ or "").split("\n\n"))
     return 0
+
+
+def show_law(name: str, paragraphs: Iterable[str], needs: str = "") -> None:
+    """Print a law.
+
+    Args:
+        name: of the law.
+        paragraphs: its text. Lines are joined, because the terminal is as wide as it is.
+        needs: what it is owed under, in words; "" is always.
+    """
+    console = output_console()
+    console.print(f"[bold]{escape(name)}[/]{escape(f' ({needs})' if needs else '')}")
+    for paragraph in paragraphs:
+        text = " ".join(paragraph.replace("``", "`").split())
+        console.print(Padding(escape(text), (0, 0, 1, 2)))
 
 
 def run_mutants(
@@ -168,8 +177,8 @@ def run_mutants(
     laws = Counter(law.partition(" ")[0] for kill in kills for law in kill.caught_by)
     killed = sum(kill.killed for kill in kills)
     slowest = max(kills, key=lambda kill: kill.seconds)
-    _show(", ".join(f"{law}: {count}" for law, count in laws.most_common()))
-    _show(
+    show(", ".join(f"{law}: {count}" for law, count in laws.most_common()))
+    show(
         f"{killed} of {len(kills)} mutants caught; the slowest in {slowest.seconds:.1f} s "
         f"({slowest.mutant})"
     )
@@ -193,7 +202,7 @@ def run_diff(old: Path, new: Path, json_output: bool) -> int:
     if json_output:
         print(diff_to_json(diff))
     else:
-        _show(render_diff(diff))
+        show(render_diff(diff))
     return 0 if diff.ok else 1
 
 
@@ -257,18 +266,7 @@ def prepare(path: Path | None) -> None:
 
 
 def _write(asked: AttentionRun, report: Report) -> None:
-    if asked.report is not None:
-        asked.report.write_text(to_json(report), encoding="utf-8")
-    if asked.markdown is not None:
-        asked.markdown.write_text(to_markdown(report), encoding="utf-8")
+    write_report(report, asked.report, asked.markdown)
     failed = any(result.status is Status.FAILED for result in report.results)
     if failed and asked.reproducers is None:
-        _say("--reproducers DIR writes a file for each failure that shows it alone")
-
-
-def _show(what: RenderableType) -> None:
-    Console(highlight=False, emoji=False).print(what)
-
-
-def _say(text: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(escape(text))
+        say("--reproducers DIR writes a file for each failure that shows it alone")

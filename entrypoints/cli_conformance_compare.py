@@ -10,7 +10,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console, RenderableType
 from tqdm import tqdm
 
 from ..conformance import matrix as matrices
@@ -20,7 +19,8 @@ from ..core.errors import ConfigError
 from ..plugins.registry import PartKind
 from ..plugins.selection import validate_options
 from ..plugins.validation import did_you_mean
-from .cli_conformance import INTERRUPTED, find_backend, prepare, require_hypothesis
+from .cli_conformance import find_backend, prepare, require_hypothesis
+from .console import INTERRUPTED, show
 from .interrupts import deferred_interrupt
 
 
@@ -38,7 +38,7 @@ def run_matrix(files: Sequence[Path], markdown: Path | None) -> int:
     reports = [read_report(file) for file in files]
     table = matrices.matrix(reports)
     if markdown is None:
-        _show(matrices.render(table))
+        show(matrices.render(table))
     else:
         block = matrices.to_markdown(table)
         page = _text_of(markdown) if markdown.exists() else ""
@@ -128,7 +128,7 @@ def run_pairwise(asked: PairwiseRun) -> int:
                     "the error, or the batch at which it happens, is seen"
                 ) from None
     report = comparison.report(time.perf_counter() - started)
-    _show(pairwise_report.render(report))
+    show(pairwise_report.render(report))
     if interrupt.pressed:
         print("interrupted: these batches were compared, no file is written", file=sys.stderr)
         return INTERRUPTED
@@ -143,10 +143,6 @@ def run_pairwise(asked: PairwiseRun) -> int:
             file=sys.stderr,
         )
     return 0 if report.ok else 1
-
-
-def _show(what: RenderableType) -> None:
-    Console(highlight=False, emoji=False).print(what)
 
 
 def _text_of(path: Path) -> str:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from ..conformance.attention.suite import SuiteObserver
 from ..conformance.report_text import percentage
 from ..conformance.results import PropertyResult, Status
+from .console import error_console
 from .interrupts import Interrupt
 
 
@@ -24,9 +25,7 @@ class SuiteProgress(SuiteObserver):
     def __init__(self, interrupt: Interrupt, console: Console | None = None) -> None:
         self.results: list[PropertyResult] = []
         self._interrupt = interrupt
-        self._console = console or Console(
-            stderr=True, soft_wrap=True, highlight=False, emoji=False
-        )
+        self._console = console or error_console()
         self._live = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
-from rich.markup import escape
-from rich.padding import Padding
 from tqdm import tqdm
 
 from ..plugins.registry import PartKind
 from .cli_errors import bad_input
+from .console import INTERRUPTED, say, show
 
 if TYPE_CHECKING:
     from ..conformance.results import Report
@@ -26,7 +24,32 @@ if TYPE_CHECKING:
     from ..conformance.stateful.suite import StatefulOptions
     from ..core.options import PartOptions
 
-INTERRUPTED = 130
+# Options that both suites have.
+Name = Annotated[
+    str, typer.Option(help="Registered name, or package.module:ClassName.", metavar="NAME")
+]
+Profile = Annotated[str, typer.Option(help="Size of the run: quick, full or soak.")]
+Seed = Annotated[int, typer.Option(help="Of the stories.")]
+Jobs = Annotated[
+    int, typer.Option(min=0, help="Processes that share the stories; 0: one a core, at most 4.")
+]
+ReportFile = Annotated[
+    Path | None, typer.Option(metavar="FILE.json", help="Write the report as JSON.")
+]
+MarkdownFile = Annotated[
+    Path | None, typer.Option(metavar="FILE.md", help="Write the report as Markdown.")
+]
+Reproducers = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write a file for each failure that shows it alone."),
+]
+MutantNames = Annotated[
+    list[str] | None, typer.Argument(metavar="[MUTANT]...", help="Default: all.")
+]
+MutantJobs = Annotated[int, typer.Option(min=1, help="Processes that share the mutants.")]
+TableFile = Annotated[
+    Path | None, typer.Option(metavar="FILE.md", help="Write the table as Markdown.")
+]
 
 
 def add_stateful_suites(conformance: typer.Typer) -> None:
@@ -40,27 +63,16 @@ def add_stateful_suites(conformance: typer.Typer) -> None:
 
 
 def conformance_block_manager(
-    name: Annotated[
-        str, typer.Option(help="Registered name, or package.module:ClassName.", metavar="NAME")
-    ],
+    name: Name,
     options: Annotated[
         str | None, typer.Option(help="The block manager's options.", metavar="JSON")
     ] = None,
-    profile: Annotated[str, typer.Option(help="Size of the run: quick, full or soak.")] = "quick",
-    seed: Annotated[int, typer.Option(help="Of the stories.")] = 0,
-    jobs: Annotated[
-        int, typer.Option(min=0, help="Processes that share the stories; 0: one a core, at most 4.")
-    ] = 0,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write the report as JSON.")
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="Write the report as Markdown.")
-    ] = None,
-    reproducers: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write a file for each failure that shows it alone."),
-    ] = None,
+    profile: Profile = "quick",
+    seed: Seed = 0,
+    jobs: Jobs = 0,
+    report: ReportFile = None,
+    markdown: MarkdownFile = None,
+    reproducers: Reproducers = None,
 ) -> None:
     """Try a block manager. Status 0: all it claims holds; 1: not; 2: bad input."""
     with bad_input():
@@ -78,13 +90,9 @@ def conformance_block_manager_laws() -> None:
 
 
 def conformance_block_manager_mutants(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[MUTANT]...", help="Default: all.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the mutants.")] = 1,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="Write the table as Markdown.")
-    ] = None,
+    names: MutantNames = None,
+    jobs: MutantJobs = 1,
+    output: TableFile = None,
 ) -> None:
     """Try the suite on broken block managers. Status 0: all are caught; 1: not; 2: bad input."""
     with bad_input():
@@ -95,9 +103,7 @@ def conformance_block_manager_mutants(
 
 
 def conformance_scheduler(
-    name: Annotated[
-        str, typer.Option(help="Registered name, or package.module:ClassName.", metavar="NAME")
-    ],
+    name: Name,
     policy: Annotated[
         str, typer.Option(help="The scheduling policy that it is given.", metavar="NAME")
     ] = "fcfs",
@@ -113,21 +119,12 @@ def conformance_scheduler(
     block_manager_options: Annotated[
         str | None, typer.Option(help="The block manager's options.", metavar="JSON")
     ] = None,
-    profile: Annotated[str, typer.Option(help="Size of the run: quick, full or soak.")] = "quick",
-    seed: Annotated[int, typer.Option(help="Of the stories.")] = 0,
-    jobs: Annotated[
-        int, typer.Option(min=0, help="Processes that share the stories; 0: one a core, at most 4.")
-    ] = 0,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write the report as JSON.")
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="Write the report as Markdown.")
-    ] = None,
-    reproducers: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write a file for each failure that shows it alone."),
-    ] = None,
+    profile: Profile = "quick",
+    seed: Seed = 0,
+    jobs: Jobs = 0,
+    report: ReportFile = None,
+    markdown: MarkdownFile = None,
+    reproducers: Reproducers = None,
 ) -> None:
     """Try a scheduler. Status 0: all it owes holds; 1: not; 2: bad input."""
     with bad_input():
@@ -157,13 +154,9 @@ def conformance_scheduler_laws() -> None:
 
 
 def conformance_scheduler_mutants(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[MUTANT]...", help="Default: all.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the mutants.")] = 1,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="Write the table as Markdown.")
-    ] = None,
+    names: MutantNames = None,
+    jobs: MutantJobs = 1,
+    output: TableFile = None,
 ) -> None:
     """Try the suite on broken schedulers. Status 0: all are caught; 1: not; 2: bad input."""
     with bad_input():
@@ -249,8 +242,7 @@ def _run(
     files: Files,
 ) -> int:
     """Run a suite with its progress shown; the exit status."""
-    from ..conformance.report import from_json, to_json
-    from ..conformance.report_text import render, to_markdown
+    from ..conformance.report_text import render, write_report
     from ..conformance.stateful.suite import StatefulOptions
     from ..conformance.stateful.workers import keep_out_of_the_working_directory
     from .cli_conformance_stories import StoryProgress
@@ -268,32 +260,24 @@ def _run(
             if isinstance(error, Exception) and not interrupt.pressed:
                 raise
             progress.stop()
-            _say("interrupted: no report is written")
+            say("interrupted: no report is written")
             return INTERRUPTED
     if report.capabilities:
-        _show("; ".join(f"{name}: {value}" for name, value in report.capabilities.items()))
-    _show(render(report))
-    if files.report is not None:
-        files.report.write_text(to_json(report), encoding="utf-8")
-    if files.markdown is not None:
-        # With the digits that the JSON has, so that the two files say the same.
-        page = to_markdown(from_json(to_json(report)))
-        files.markdown.write_text(page, encoding="utf-8")
+        show("; ".join(f"{name}: {value}" for name, value in report.capabilities.items()))
+    show(render(report))
+    write_report(report, files.report, files.markdown)
     if not report.ok and files.reproducers is None:
-        _say("--reproducers DIR writes a file for each failure that shows it alone")
+        say("--reproducers DIR writes a file for each failure that shows it alone")
     return 0 if report.ok else 1
 
 
 def _list_laws(
     laws: Sequence[type[StatefulLaw]], owed: Callable[[str], str] = "power {!r}".format
 ) -> int:
-    console = Console(highlight=False, emoji=False)
+    from .cli_conformance import show_law
+
     for law in laws:
-        needs = f" ({owed(law.power)})" if law.power else ""
-        console.print(f"[bold]{escape(law.name)}[/]{escape(needs)}")
-        for paragraph in law.paragraphs():
-            text = " ".join(paragraph.replace("``", "`").split())
-            console.print(Padding(escape(text), (0, 0, 1, 2)))
+        show_law(law.name, law.paragraphs(), owed(law.power) if law.power else "")
     return 0
 
 
@@ -318,8 +302,8 @@ def _hunt(quarry: Quarry, names: Sequence[str], jobs: int, output: Path | None) 
     laws = Counter(kill.caught_by for kill in kills if kill.killed)
     killed = sum(kill.killed for kill in kills)
     slowest = max(kills, key=lambda kill: kill.seconds)
-    _show(", ".join(f"{law}: {count}" for law, count in laws.most_common()))
-    _show(
+    show(", ".join(f"{law}: {count}" for law, count in laws.most_common()))
+    show(
         f"{killed} of {len(kills)} mutants caught; the slowest in {slowest.seconds:.1f} s "
         f"({slowest.mutant})"
     )
@@ -361,11 +345,3 @@ def _parsed(chosen: Chosen) -> Mapping[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{what} is wrong: {NO_OBJECT}")
     return values
-
-
-def _show(what: RenderableType) -> None:
-    Console(highlight=False, emoji=False).print(what)
-
-
-def _say(text: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(escape(text))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from rich.console import Console
-
 from .cli_conformance_progress import SuiteProgress
+from .console import error_console
 from .interrupts import Interrupt
 
 #: Without a terminal, so often is said how far the stories are.
@@ -17,8 +16,7 @@ class StoryProgress(SuiteProgress):
     """Follows a run whose laws are all checked in the same stories."""
 
     def __init__(self, interrupt: Interrupt) -> None:
-        # What a law or a scheduler says may look like the name of an emoji.
-        console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+        console = error_console()
         super().__init__(interrupt, console)
         self._plain = None if console.is_terminal else console
         self._begun = self._said = time.monotonic()

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from ..core.errors import JackfieldError
+from .console import error_console
 
 
 @contextmanager
@@ -24,5 +24,4 @@ def bad_input() -> Iterator[None]:
 
 def tell(error: JackfieldError) -> None:
     """One line on standard error."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
-    console.print(f"[bold red]error:[/] {escape(str(error))}")
+    error_console().print(f"[bold red]error:[/] {escape(str(error))}")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from ..conformance.published import Published, lines_about, package_of, published
 from ..core.attention import AttentionSpec
@@ -23,6 +22,7 @@ from ..plugins.explain import Explanation, explain
 from ..plugins.explain_plugins import PluginReport, plugin_report
 from ..plugins.registry import PartKind
 from ..plugins.report import renderable, to_json
+from .console import show
 from .resolve import absence_of, attention_specs_of, parse_device, resolve_dtype
 from .settings import load_settings
 
@@ -123,4 +123,4 @@ def _show(report: Explanation | PluginReport, json_output: bool) -> None:
     if json_output:
         print(to_json(report))
     else:
-        Console(highlight=False, emoji=False).print(renderable(report))
+        show(renderable(report))

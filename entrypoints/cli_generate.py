@@ -16,6 +16,7 @@ from rich.padding import Padding
 from ..core.memory import format_bytes
 from ..core.request import RequestOutput
 from ..core.sampling_params import SamplingParams
+from .console import error_console, output_console
 from .llm import LLM
 from .llm_engine import LLMEngine
 
@@ -49,14 +50,14 @@ def run_generate(
         if json_lines:
             print(json.dumps(_as_dict(prompt, output), ensure_ascii=False))
         else:
-            _print_output(Console(soft_wrap=True, highlight=False, emoji=False), prompt, output)
+            _print_output(output_console(soft_wrap=True), prompt, output)
     _print_summary(llm.engine, outputs, seconds)
     return 1 if any(output.error is not None for output in outputs) else 0
 
 
 def run_demo(flags: Mapping[str, Any], config: Path | None) -> int:
     """Answer a few questions at once, and show that it was one batch on paged memory."""
-    console = Console(soft_wrap=True, highlight=False, emoji=False)
+    console = output_console(soft_wrap=True)
     llm = _load(flags, config)
     console.print(f"[bold]{escape(llm.engine.description.summary())}[/]")
     console.print(f"{len(DEMO_QUESTIONS)} prompts at once, greedy, up to 64 tokens each\n")
@@ -71,7 +72,7 @@ def run_demo(flags: Mapping[str, Any], config: Path | None) -> int:
 
 
 def _load(flags: Mapping[str, Any], config: Path | None) -> LLM:
-    with Console(stderr=True).status("loading the model"):
+    with error_console(soft_wrap=False).status("loading the model"):
         return LLM.from_engine(LLMEngine.from_flags(flags, config))
 
 
@@ -105,7 +106,7 @@ def _print_summary(
     console: Console | None = None,
 ) -> None:
     """How much, how fast, and how full the KV cache was; on standard error by default."""
-    console = console if console is not None else Console(stderr=True, highlight=False, emoji=False)
+    console = console if console is not None else error_console(soft_wrap=False)
     stats = engine.stats()
     prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs if not output.error)
     generated = sum(len(item.token_ids) for output in outputs for item in output.outputs)

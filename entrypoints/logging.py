@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.logging import RichHandler
 
 from ..core.errors import ConfigError
+from .console import error_console
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -33,7 +33,7 @@ def configure_logging(environ: Mapping[str, str], *, application: bool = False) 
     logger.setLevel(level)
     if logger.handlers or (logging.getLogger().handlers and not application):
         return
-    console = Console(stderr=True, soft_wrap=True, emoji=False)
+    console = error_console()
     handler = RichHandler(
         console=console, show_path=False, markup=False, highlighter=None, log_time_format="[%X]"
     )

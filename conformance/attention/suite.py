@@ -16,7 +16,6 @@ from ...core.attention import Capabilities, dtype_name, dtype_names
 from ...core.errors import ConfigError
 from ...plugins.validation import did_you_mean
 from ..environment import device_name, origin_of, versions
-from ..report import plain
 from ..results import PropertyResult, Report, Status, uncovered
 from .axes import SCALES, Axes, value_name
 from .cases import AttentionCase
@@ -280,8 +279,7 @@ class SuiteRun:
                 variant=variant,
                 status=Status.PASSED,
                 examples=found.examples,
-                # As in a file, so that pages made of the one and of the other agree.
-                max_error=plain(measured),
+                max_error=measured,
                 seconds=seconds,
                 worst_case="" if found.worst is None else str(found.worst),
             )

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ...core.errors import ConfigError
 from ...plugins.validation import did_you_mean
-from ..cli_conformance import INTERRUPTED, prepare
+from ..cli_conformance import prepare
+from ..console import INTERRUPTED, error_console, output_console, say
 from ..resolve import resolve_device
 from .cases import chosen_cases
 from .contestants import everybody, named
@@ -77,7 +78,7 @@ def run_attention_bench(asked: AttentionBench) -> int:
             progress.stop()
             if bench.report.cases:
                 _show(render(bench.report))
-            _say("interrupted: these cases were finished, no file is written")
+            say("interrupted: these cases were finished, no file is written")
             return INTERRUPTED
     _show(render(report))
     if asked.json is not None:
@@ -151,7 +152,7 @@ class BenchProgress(BenchObserver):
     """Follows a run on standard error: a bar on a terminal, else a line for each result."""
 
     def __init__(self, steps: int, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, soft_wrap=True, highlight=False)
+        self._console = console or error_console()
         self._live = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -213,12 +214,8 @@ def _dtype(setting: str, name: str, known: tuple[str, ...], default: str) -> tor
 
 
 def _show(what: RenderableType) -> None:
-    console = Console(highlight=False)
+    console = output_console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         # A file has no width of its own; the tables need so much.
         console.width = 100
     console.print(what)
-
-
-def _say(text: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(escape(text))
