@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._flash_attn_calls import Attending, fwd_kvcache, varlen_fwd
+
+Caches = tuple[Tensor, Tensor]
+
 _BLOCK_SIZE = 256
 _ROWS, _KEYS, _HEADS = 4, 40, 2
 # Numbers are around 1, and rounded to 8 bits twice.
@@ -48,11 +52,12 @@ def _try(kernels: Any, head_size: int, dtype: torch.dtype, device: torch.device)
 
     q = numbers(_ROWS, _HEADS, head_size)
     k, v = (numbers(1, _BLOCK_SIZE, 1, head_size) for _ in range(2))
+    layer = Attending(head_size**-0.5)
     expected = _attend(q, k[0, :_KEYS, 0], v[0, :_KEYS, 0])
     for name, call in (("fwd_kvcache", _uniform), ("varlen_fwd", _ragged)):
         result = torch.full_like(q, torch.nan)
         try:
-            call(kernels, q, k, v, result)
+            call(kernels, layer, q, (k, v), result)
             largest = float((result.float() - expected).abs().max())
         except RuntimeError as error:
             return f"its {name} fails: {error}"
@@ -69,49 +74,16 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("nrj,jh->rnh", weights, v.float())
 
 
+def _uniform(kernels: Any, layer: Attending, q: Tensor, caches: Caches, result: Tensor) -> None:
+    lengths, table = _numbers(q, _KEYS), _numbers(q, 0)[None]
+    fwd_kvcache(kernels, layer, q[None], caches, lengths, table, True, None, result[None])
+
+
+def _ragged(kernels: Any, layer: Attending, q: Tensor, caches: Caches, result: Tensor) -> None:
+    starts, table = (_numbers(q, 0, _ROWS), _numbers(q, 0, _KEYS)), _numbers(q, 0)[None]
+    most = (_ROWS, _BLOCK_SIZE)
+    varlen_fwd(kernels, layer, q, caches, starts, table, most, True, None, result)
+
+
 def _numbers(q: Tensor, *values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=q.device)
-
-
-def _uniform(kernels: Any, q: Tensor, k: Tensor, v: Tensor, result: Tensor) -> None:
-    kernels.fwd_kvcache(
-        q[None],
-        k,
-        v,
-        *(None, None),  # new keys and values
-        _numbers(q, _KEYS),
-        *(None, None, None, None),  # rotation, places and padding
-        _numbers(q, 0)[None],
-        None,  # slopes
-        result[None],
-        q.shape[-1] ** -0.5,
-        True,  # causal
-        *(-1, 0),  # window
-        0.0,  # soft cap
-        True,  # order of rotary pairs
-        0,  # splits of the keys
-    )
-
-
-def _ragged(kernels: Any, q: Tensor, k: Tensor, v: Tensor, result: Tensor) -> None:
-    kernels.varlen_fwd(
-        q,
-        k,
-        v,
-        result,
-        _numbers(q, 0, _ROWS),
-        _numbers(q, 0, _KEYS),
-        *(None, None),  # used keys and padding
-        _numbers(q, 0)[None],
-        None,  # slopes
-        _ROWS,
-        _BLOCK_SIZE,
-        0.0,  # dropout
-        q.shape[-1] ** -0.5,
-        False,  # whether to clear the results first
-        True,  # causal
-        *(-1, 0),  # window
-        0.0,  # soft cap
-        False,  # whether to return the weights
-        None,  # random numbers
-    )

@@ -26,6 +26,7 @@ from ..core.attention import (
 from ..core.attention_checks import check_call, own_options, own_plan
 from ..core.errors import UnsupportedError
 from ..core.options import PartOptions
+from ._flash_attn_calls import Attending, fwd_kvcache, varlen_fwd
 from ._flash_attn_plan import FlashAttnPart, FlashAttnPlan, make_plan, update_plan
 from ._flash_attn_probe import wrong_kernels
 from ._library import Library
@@ -112,11 +113,12 @@ class FlashAttnBackend(AttentionBackend):
             self._check_build()
         self._cache = NhdCache(self.name, cache, device)
         self._block_size = cache.block_size
-        self._scale = float(spec.scale)
-        self._soft_cap = float(spec.logits_soft_cap or 0.0)
-        self._slopes: Tensor | None = None
-        if spec.alibi_slopes is not None:
-            self._slopes = torch.tensor(spec.alibi_slopes, dtype=torch.float32, device=device)
+        slopes = spec.alibi_slopes
+        self._layer = Attending(
+            float(spec.scale),
+            float(spec.logits_soft_cap or 0.0),
+            None if slopes is None else torch.tensor(slopes, dtype=torch.float32, device=device),
+        )
 
     def _check_build(self) -> None:
         spec = self.spec
@@ -210,7 +212,7 @@ class FlashAttnBackend(AttentionBackend):
     def _window(self, most_keys: int) -> int | None:
         """The window for sequences of at most so many tokens."""
         window = self.spec.sliding_window
-        if self._slopes is not None:
+        if self._layer.slopes is not None:
             # Without a window the library adds slope * key in place of -slope * (row - key): other
             # sums, and less precise ones. Within one that hides nothing it takes the distance.
             return most_keys if window is None else min(window, most_keys)
@@ -237,27 +239,16 @@ class FlashAttnBackend(AttentionBackend):
             q, result = (split(one, 1, *shape).transpose(1, 2) for one in (q, result))
         else:
             q, result = (split(one, 0, part.num_seqs, -1) for one in (q, result))
-        sums: Tensor
-        _, sums = self._kernels.fwd_kvcache(
+        sums = fwd_kvcache(
+            self._kernels,
+            self._layer,
             q,
-            cache.k,
-            cache.v,
-            None,  # new keys
-            None,  # new values
+            (cache.k, cache.v),
             part.seq_lens,
-            None,  # rotary cosines
-            None,  # rotary sines
-            None,  # places of the sequences
-            None,  # left padding
             table,
-            self._slopes,
-            result,
-            self._scale,
             causal,
-            *_window_sides(window, causal),
-            self._soft_cap,
-            True,  # order of rotary pairs
-            0,  # splits of the keys: as many as the library thinks best
+            window,
+            result,
         )
         if length == 1:
             return sums.reshape(part.num_rows, spec.num_heads)
@@ -273,29 +264,17 @@ class FlashAttnBackend(AttentionBackend):
         result: Tensor,
     ) -> Tensor:
         """Sequences of any query lengths. Returns the LSE, ``[R, N]``."""
-        causal = self.spec.causal
-        sums: Tensor
-        _, sums, _, _ = self._kernels.varlen_fwd(
+        sums = varlen_fwd(
+            self._kernels,
+            self._layer,
             q,
-            cache.k,
-            cache.v,
-            result,
-            part.query_start_loc,
-            part.key_start_loc,
-            None,  # used keys: all
-            None,  # left padding
+            (cache.k, cache.v),
+            (part.query_start_loc, part.key_start_loc),
             table,
-            self._slopes,
-            part.max_query_len,
-            table.shape[1] * self._block_size,
-            0.0,  # dropout
-            self._scale,
-            False,  # whether to clear the results first
-            causal,
-            *_window_sides(window, causal),
-            self._soft_cap,
-            False,  # whether to return the weights
-            None,  # random numbers for dropout
+            (part.max_query_len, table.shape[1] * self._block_size),
+            self.spec.causal,
+            window,
+            result,
         )
         return sums.transpose(0, 1)
 
@@ -316,13 +295,6 @@ class FlashAttnBackend(AttentionBackend):
             if captured or part.any_blind:
                 sums = sums.masked_fill(part.blind.unsqueeze(1), -torch.inf)
             lse[part.rows] = sums
-
-
-def _window_sides(window: int | None, causal: bool) -> tuple[int, int]:
-    """Keys that a row sees to its left and right, itself not counted; -1 is all."""
-    if window is None:
-        return -1, -1
-    return window - 1, 0 if causal else -1
 
 
 def _is_aligned(tensor: Tensor) -> bool:

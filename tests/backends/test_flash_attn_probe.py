@@ -34,11 +34,14 @@ class PartialKernels(Kernels):
             return getattr(super(), name)(*arguments)
         if self.outcome == "raises":
             raise RuntimeError("no kernel image is available")
+        at = 12 if name == "fwd_kvcache" else 3
+        result = arguments[at]
         if self.outcome == "unwritten":
-            return None
+            elsewhere = torch.empty_like(result)
+            arguments = (*arguments[:at], elsewhere, *arguments[at + 1 :])
         found = getattr(super(), name)(*arguments)
-        result = arguments[12] if name == "fwd_kvcache" else arguments[3]
-        result[..., 32:] = 0.0
+        if self.outcome == "spoilt":
+            result[..., 32:] = 0.0
         return found
 
     def fwd_kvcache(self, *arguments: Any) -> Any:  # type: ignore[override]
