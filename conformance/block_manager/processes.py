@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Sequence
-from typing import Any
 
 from ...core.block_manager import BlockManagerConfig
+from ..stateful.elsewhere import ask_process, has_a_module
 from ..stateful.laws import LawBroken
 from ..stateful.search import Failure, Found
 from . import laws
@@ -18,12 +14,6 @@ from .script import story_script, story_text
 
 #: Values of PYTHONHASHSEED.
 _SEEDS = ("1", "2")
-_CHILD = """
-import pickle, sys
-sys.path[:] = pickle.load(sys.stdin.buffer)
-from jackfield.conformance.block_manager.processes import answer
-sys.stdout.buffer.write(answer(sys.stdin.buffer))
-"""
 Sample = tuple[Subject, BlockManagerConfig, Sequence[Made]]
 
 
@@ -32,10 +22,13 @@ def try_processes(samples: Sequence[Sample], found: Found) -> None:
 
     A class that another process cannot import, because it is defined in a function or typed in by
     hand, cannot be tried: then the law counts as not exercised.
+
+    Raises:
+        JackfieldError: a process died.
     """
     if not samples or not importable(samples[0][0]):
         return
-    told = {seed: _told_in_child(samples, seed) for seed in _SEEDS}
+    told = {seed: ask_process(_outcomes, list(samples), seed) for seed in _SEEDS}
     found.exercised[laws.Processes.name] += len(samples)
     differing = []
     for index, (subject, config, story) in enumerate(samples):
@@ -64,27 +57,12 @@ def try_processes(samples: Sequence[Sample], found: Found) -> None:
 
 def importable(subject: Subject) -> bool:
     """Whether a new process can find the class."""
-    manager = subject.manager
-    return manager.__module__ != "__main__" and "<locals>" not in manager.__qualname__
+    return has_a_module(subject.manager)
 
 
-def answer(source: Any) -> bytes:
+def _outcomes(samples: Sequence[Sample]) -> list[list[tuple[object, ...]]]:
     """In the other process: what each call of each story gives."""
-    samples: Sequence[Sample] = pickle.load(source)
-    told = [
+    return [
         [outcome.told() for outcome in replay(subject.build(config), story)]
         for subject, config, story in samples
     ]
-    return pickle.dumps(told)
-
-
-def _told_in_child(samples: Sequence[Sample], seed: str) -> list[list[tuple[object, ...]]]:
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD],
-        input=pickle.dumps(sys.path) + pickle.dumps(list(samples)),
-        env={**os.environ, "PYTHONHASHSEED": seed},
-        check=True,
-        capture_output=True,
-    )
-    told: list[list[tuple[object, ...]]] = pickle.loads(done.stdout)
-    return told

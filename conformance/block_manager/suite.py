@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ...core.block_manager import BlockManager
-from ...core.errors import ConfigError
-from ..results import PropertyResult, Report, Status
+from ..results import Report
 from ..stateful.hunt import Quarry
 from ..stateful.laws import named
+from ..stateful.run import StatefulRun
 from ..stateful.search import Budget, Found, LawMachine
-from ..stateful.suite import (
-    SilentObserver,
-    StatefulObserver,
-    StatefulOptions,
-    report_of,
-    results_of,
-)
-from ..stateful.workers import shared_search
+from ..stateful.suite import Law, StatefulObserver, StatefulOptions
 from . import laws
 from .calls import Subject
 from .machine import BlockManagerMachine
 from .mutants import MUTANTS, Mutant
+from .powers import check_powers
 from .processes import importable, try_processes
 
 PROFILES: Mapping[str, Budget] = {
@@ -33,8 +26,6 @@ PROFILES: Mapping[str, Budget] = {
     "full": Budget(stories=20_000, steps=50, seconds=300.0),
     "soak": Budget(stories=1_000_000, steps=80, seconds=3600.0),
 }
-#: Powers that a manager may declare.
-POWERS = ("fork", "lookahead", "prefix_caching", "swap")
 #: What has to occur at least once, and the power without which it cannot.
 _TO_COVER: tuple[tuple[str, str, str], ...] = (
     ("operation", "allocate", ""),
@@ -66,17 +57,12 @@ def machine_of(subject: Subject) -> type[LawMachine]:
 
 
 @dataclass(frozen=True)
-class BlockManagerRun:
-    """A run that is ready to go.
+class BlockManagerRun(StatefulRun[Subject]):
+    """A run on a block manager."""
 
-    Attributes:
-        subject, options: what to run on what.
-        budget: of the whole run.
-    """
-
-    subject: Subject
-    options: StatefulOptions
-    budget: Budget
+    suite = "block-manager"
+    all_laws = laws.ALL_LAWS
+    processes = laws.Processes
 
     @staticmethod
     def prepare(subject: Subject, options: StatefulOptions) -> BlockManagerRun:
@@ -86,72 +72,40 @@ class BlockManagerRun:
             ConfigError: the profile is unknown, or the manager declares a power that does not
                 exist.
         """
-        unknown = sorted(set(subject.manager.powers) - set(POWERS))
-        if unknown:
-            raise ConfigError(
-                f"block manager {subject.manager.name!r} declares the power {unknown[0]!r}, which "
-                f"does not exist (powers: {', '.join(POWERS)})"
-            )
+        check_powers(subject.manager)
         return BlockManagerRun(subject, options, named("profile", options.profile, PROFILES))
 
-    def run(self, observer: StatefulObserver) -> Found:
-        """Tell the stories.
+    @property
+    def part(self) -> type[BlockManager]:
+        return self.subject.manager
 
-        Raises:
-            JackfieldError: a process of the run died.
-        """
-        observer.started("stories", "", self.budget.stories)
-        jobs = self.options.processes if importable(self.subject) else 1
-        found = shared_search(
-            partial(machine_of, self.subject),
-            self.budget,
-            self.options.seed,
-            jobs,
-            lambda stories: observer.progressed("stories", "", stories),
-        )
+    @property
+    def powers(self) -> frozenset[str]:
+        return frozenset(self.subject.manager.powers)
+
+    @property
+    def importable(self) -> bool:
+        return importable(self.subject)
+
+    def machine(self) -> Callable[[], type[LawMachine]]:
+        return partial(machine_of, self.subject)
+
+    def try_processes(self, found: Found) -> None:
         try_processes(found.samples, found)
-        return found
 
-    def results(self, found: Found) -> list[PropertyResult]:
-        """What became of each law."""
-        powers = frozenset(self.subject.manager.powers)
-        name, options = str(self.subject.manager.name), self.options
-        results = results_of(laws.ALL_LAWS, found, powers, name, options.reproducers)
-        if importable(self.subject):
-            return results
-        why = "another process cannot import the class, which is defined in a function or a script"
-        return [
-            replace(one, status=Status.NOT_CLAIMED, reason=why, seconds=0.0)
-            if one.law == laws.Processes.name
-            else one
-            for one in results
-        ]
+    def to_cover(self) -> Iterable[tuple[str, str, str]]:
+        return _TO_COVER
 
-    def report(self, found: Found, results: list[PropertyResult]) -> Report:
-        """All results, with what they depend on."""
-        manager = self.subject.manager
-        declared = {"powers": ", ".join(sorted(manager.powers)) or "none"}
-        # After a failure the rest of the budget may not suffice for everything.
-        complete = not found.failures
-        return report_of(
-            "block-manager",
-            manager,
-            results,
-            found.stories,
-            self.budget,
-            self.options,
-            self.coverage(found) if complete else {},
-            declared,
-        )
+    def declared(self) -> Mapping[str, str]:
+        return {"powers": ", ".join(sorted(self.powers)) or "none"}
 
-    def coverage(self, found: Found) -> dict[str, dict[str, int]]:
-        """How often each thing occurred that the manager's powers make possible."""
-        table: dict[str, dict[str, int]] = {}
-        for axis, value, power in _TO_COVER:
-            if not power or power in self.subject.manager.powers:
-                count = found.coverage.get(axis, Counter())[value]
-                table.setdefault(axis, {})[value] = count
-        return table
+    def excuse(self, law: Law, found: Found) -> str:
+        if law is laws.Processes and not self.importable:
+            return (
+                "another process cannot import the class, which is defined in a function or a "
+                "script"
+            )
+        return ""
 
 
 def run_suite(
@@ -163,13 +117,7 @@ def run_suite(
         ConfigError: as ``BlockManagerRun.prepare`` says.
         JackfieldError: a process of the run died.
     """
-    observer = observer or SilentObserver()
-    run = BlockManagerRun.prepare(subject, options)
-    found = run.run(observer)
-    results = run.results(found)
-    for result in results:
-        observer.finished(result)
-    return run.report(found, results)
+    return BlockManagerRun.prepare(subject, options).try_all(observer)
 
 
 def _machine_of_mutant(manager: type[Any]) -> type[LawMachine]:

@@ -16,8 +16,9 @@ from ...core.block_manager import BlockManager
 from ...core.options import PartOptions
 from ...core.scheduler import Scheduler
 from ...core.scheduling_policy import SchedulingPolicy
-from ..results import PropertyResult, Report, Status
-from ..stateful.suite import SilentObserver, StatefulOptions, failure_text
+from ..results import Report
+from ..stateful.contract import StatefulContract, assert_passed
+from ..stateful.suite import StatefulOptions
 from .laws import ALL_LAWS
 from .suite import BLOCK_MANAGER, POLICY, SchedulerRun, run_suite, subject_of
 from .world import Subject
@@ -55,10 +56,7 @@ def assert_conforms(
         profile, seed, jobs, reproducers, f"assert_conforms({scheduler.__name__})"
     )
     report = run_suite(_subject(scheduler, block_manager, policy, options), chosen)
-    if not report.ok:
-        failures = [failure_text(one) for one in report.results if one.status is Status.FAILED]
-        failures += [f"in no story: {one}" for one in report.uncovered]
-        raise AssertionError(f"{scheduler.__name__} does not conform:\n\n" + "\n\n".join(failures))
+    assert_passed(report, scheduler)
     return report
 
 
@@ -71,7 +69,7 @@ def _subject(
     return replace(subject_of(scheduler, block_manager, policy), options=options)
 
 
-class SchedulerContract:
+class SchedulerContract(StatefulContract):
     """Every law of the suite as a test of its own; a subclass names the scheduler.
 
     All laws are checked in the same stories, which the first test tells for the others.
@@ -87,44 +85,15 @@ class SchedulerContract:
     block_manager: ClassVar[str | type[BlockManager]] = BLOCK_MANAGER
     policy: ClassVar[str | type[SchedulingPolicy]] = POLICY
     options: ClassVar[PartOptions | None] = None
-    profile: ClassVar[str] = "quick"
-    seed: ClassVar[int] = 0
-    jobs: ClassVar[int] = 1
-    reproducers: ClassVar[Path | None] = None
-    _told: ClassVar[tuple[SchedulerRun, Report] | None] = None
-
-    @classmethod
-    def suite_report(cls) -> Report:
-        """The report that the tests of this class share."""
-        run = cls._run()
-        # A subclass finds its parent's report here, which is its own only if all settings are.
-        if cls._told is None or cls._told[0] != run:
-            found = run.run(SilentObserver())
-            cls._told = run, run.report(found, run.results(found))
-        return cls._told[1]
 
     @classmethod
     def _run(cls) -> SchedulerRun:
         if cls.scheduler is None:
             raise TypeError(f"{cls.__name__} has to set `scheduler` to a scheduler class")
-        options = StatefulOptions(cls.profile, cls.seed, cls.jobs, cls.reproducers)
         subject = _subject(cls.scheduler, cls.block_manager, cls.policy, cls.options)
-        return SchedulerRun.prepare(subject, options)
+        return SchedulerRun.prepare(subject, cls._options())
 
     @pytest.mark.parametrize("law", [law.name for law in ALL_LAWS])
     def test_law(self, law: str) -> None:
         """One law."""
-        (result,) = [one for one in type(self).suite_report().results if one.law == law]
-        _judge(result)
-
-    def test_everything_declared_is_exercised(self) -> None:
-        """Nothing that the parts make possible is without an example."""
-        uncovered = type(self).suite_report().uncovered
-        assert not uncovered, f"in no story: {', '.join(uncovered)}"
-
-
-def _judge(result: PropertyResult) -> None:
-    if result.status is Status.NOT_CLAIMED:
-        pytest.skip(result.reason)
-    if result.status is Status.FAILED:
-        pytest.fail(failure_text(result), pytrace=False)
+        self._judge(law)

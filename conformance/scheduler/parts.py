@@ -9,12 +9,9 @@ from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.options import PartOptions
-from ...plugins.validation import did_you_mean
+from ..block_manager.powers import check_powers
 from .replay import quiet
 from .world import Subject, World
-
-#: Powers that a block manager may declare.
-POWERS = ("fork", "lookahead", "prefix_caching", "swap")
 
 
 def check_parts(subject: Subject) -> None:
@@ -33,11 +30,7 @@ def check_parts(subject: Subject) -> None:
             raise ConfigError(
                 f"{kind} {part.__name__} is abstract: it does not define {', '.join(missing)}"
             )
-    for power in sorted(set(subject.manager.powers) - set(POWERS)):
-        raise ConfigError(
-            f"block manager {subject.manager.name!r} declares the power {power!r}, which does not "
-            f"exist{did_you_mean(power, POWERS)} (powers: {', '.join(POWERS)})"
-        )
+    check_powers(subject.manager)
     for world in _corners(subject):
         config = world.manager_config()
         _built(subject.manager, config, subject.manager_options)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..stateful import search
+from ..stateful.elsewhere import has_a_module
 from ..stateful.laws import LawBroken
 from ..stateful.search import Failure, Found
 from . import laws
 from .elsewhere import SEEDS, Story, told_in_process
 from .replay import difference, retold, told_again
-from .script import has_a_module, story_script, story_text
+from .script import story_script, story_text
 from .world import Operation, Subject, World
 
 Sample = tuple[Subject, World, Sequence[Operation], Sequence[Any]]

@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ..stateful.elsewhere import has_a_module
 from ..stateful.laws import LawBroken
 from .world import Operation, Subject, Wish, World, code
 
@@ -141,11 +142,6 @@ def _preamble(subject: Subject) -> str:
     folders = dict.fromkeys(_folder(one) for one in _classes(subject) if one not in local)
     found = [f"sys.path.append({folder!r})" for folder in folders if folder]
     return "\n".join([*lines, *([""] if found or local else []), *found]) + "\n"
-
-
-def has_a_module(part: type[Any]) -> bool:
-    """Whether a new process can import a class."""
-    return part.__module__ != "__main__" and "<locals>" not in part.__qualname__
 
 
 def _folder(part: type[Any]) -> str:

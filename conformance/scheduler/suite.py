@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,18 +14,12 @@ from ...core.scheduling_policy import SchedulingPolicy
 from ...plugins.discovery import discover
 from ...plugins.registry import PartKind
 from ..resolve import part_class
-from ..results import PropertyResult, Report, Status
+from ..results import Report
 from ..stateful.hunt import Quarry
 from ..stateful.laws import named
+from ..stateful.run import StatefulRun
 from ..stateful.search import Budget, Found, LawMachine
-from ..stateful.suite import (
-    SilentObserver,
-    StatefulObserver,
-    StatefulOptions,
-    report_of,
-    results_of,
-)
-from ..stateful.workers import shared_search
+from ..stateful.suite import Law, StatefulObserver, StatefulOptions
 from . import laws
 from .machine import SchedulerMachine
 from .mutants import MUTANTS, Mutant
@@ -92,17 +86,12 @@ def machine_of(subject: Subject) -> type[LawMachine]:
 
 
 @dataclass(frozen=True)
-class SchedulerRun:
-    """A run that is ready to go.
+class SchedulerRun(StatefulRun[Subject]):
+    """A run on a scheduler with a policy and a block manager."""
 
-    Attributes:
-        subject, options: what to run on what.
-        budget: of the whole run.
-    """
-
-    subject: Subject
-    options: StatefulOptions
-    budget: Budget
+    suite = "scheduler"
+    all_laws = laws.ALL_LAWS
+    processes = laws.Processes
 
     @staticmethod
     def prepare(subject: Subject, options: StatefulOptions) -> SchedulerRun:
@@ -116,46 +105,40 @@ class SchedulerRun:
         check_parts(subject)
         return SchedulerRun(subject, options, named("profile", options.profile, PROFILES))
 
-    def run(self, observer: StatefulObserver) -> Found:
-        """Tell the stories.
+    @property
+    def part(self) -> type[Scheduler]:
+        return self.subject.scheduler
 
-        Raises:
-            JackfieldError: a process of the run died.
-        """
-        observer.started("stories", "", self.budget.stories)
-        jobs = self.options.processes if importable(self.subject) else 1
-        found = shared_search(
-            partial(machine_of, self.subject),
-            self.budget,
-            self.options.seed,
-            jobs,
-            lambda stories: observer.progressed("stories", "", stories),
-        )
-        observer.started(laws.Processes.name, "", len(found.samples))
+    @property
+    def powers(self) -> frozenset[str]:
+        return self.subject.powers
+
+    @property
+    def importable(self) -> bool:
+        return importable(self.subject)
+
+    def machine(self) -> Callable[[], type[LawMachine]]:
+        return partial(machine_of, self.subject)
+
+    def try_processes(self, found: Found) -> None:
         try_processes(found.samples, found)
-        return found
 
-    def results(self, found: Found) -> list[PropertyResult]:
-        """What became of each law."""
+    def to_cover(self) -> Iterable[tuple[str, str, str]]:
+        return _TO_COVER
+
+    def declared(self) -> Mapping[str, str]:
         subject = self.subject
-        name = str(getattr(subject.scheduler, "name", subject.scheduler.__name__))
-        results = results_of(laws.ALL_LAWS, found, subject.powers, name, self.options.reproducers)
-        return [self._explained(one, found) for one in results]
+        return {
+            "block manager": described(subject.manager, subject.manager_options),
+            "policy": described(subject.policy, subject.policy_options),
+            "options": described_options(subject.options) or "none",
+            "powers": ", ".join(sorted(subject.manager.powers)) or "none",
+        }
 
-    def _explained(self, result: PropertyResult, found: Found) -> PropertyResult:
-        """A result that says in words of schedulers why a law is not owed."""
-        why = self._excuse(result, found)
-        if not why:
-            return result
-        return replace(result, status=Status.NOT_CLAIMED, reason=why, seconds=0.0)
-
-    def _excuse(self, result: PropertyResult, found: Found) -> str:
-        (law,) = [one for one in laws.ALL_LAWS if one.name == result.law]
-        if result.law in found.failures:
-            return ""
-        if law is laws.Processes and not importable(self.subject):
+    def excuse(self, law: Law, found: Found) -> str:
+        if law is laws.Processes and not self.importable:
             return "another process cannot import a class that a function or a script defines"
-        if law.power and law.power not in self.subject.powers:
+        if law.power and law.power not in self.powers:
             if law.power == laws.FCFS:
                 return "owed under the policy fcfs only"
             return f"the block manager does not declare {law.power!r}"
@@ -164,35 +147,9 @@ class SchedulerRun:
             return "the block manager reserves all blocks on admission: none can be wanted later"
         return ""
 
-    def report(self, found: Found, results: list[PropertyResult]) -> Report:
-        """All results, with what they depend on."""
-        subject = self.subject
-        declared = {
-            "block manager": described(subject.manager, subject.manager_options),
-            "policy": described(subject.policy, subject.policy_options),
-            "options": described_options(subject.options) or "none",
-            "powers": ", ".join(sorted(subject.manager.powers)) or "none",
-        }
-        # After a failure the rest of the budget may not suffice for everything.
-        complete = not found.failures
-        return report_of(
-            "scheduler",
-            subject.scheduler,
-            results,
-            found.stories,
-            self.budget,
-            self.options,
-            self.coverage(found) if complete else {},
-            declared,
-        )
-
     def coverage(self, found: Found) -> dict[str, dict[str, int]]:
-        """How often each thing occurred that the block manager's powers make possible."""
-        table: dict[str, dict[str, int]] = {}
-        for axis, value, power in _TO_COVER:
-            if not power or power in self.subject.powers:
-                count = found.coverage.get(axis, Counter())[value]
-                table.setdefault(axis, {})[value] = count
+        """With what a scheduler is free not to do, if it did it."""
+        table = super().coverage(found)
         for axis, value in _OPTIONAL:
             if count := found.coverage.get(axis, Counter())[value]:
                 table.setdefault(axis, {})[value] = count
@@ -208,13 +165,7 @@ def run_suite(
         ConfigError: as ``SchedulerRun.prepare`` says.
         JackfieldError: a process of the run died.
     """
-    observer = observer or SilentObserver()
-    run = SchedulerRun.prepare(subject, options)
-    found = run.run(observer)
-    results = run.results(found)
-    for result in results:
-        observer.finished(result)
-    return run.report(found, results)
+    return SchedulerRun.prepare(subject, options).try_all(observer)
 
 
 def _machine_of_mutant(scheduler: type[Any]) -> type[LawMachine]:

@@ -11,8 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from pydantic import BaseModel
+from support.pages import (
+    assert_files_of_links,
+    assert_has,
+    assert_headings_of_links,
+    assert_paths,
+    assert_published,
+    command_flags,
+    one_line,
+    own_reports,
+    table,
+)
 
 from jackfield.backends.flex import FlexBackend
 from jackfield.backends.torch_sdpa import TorchSdpaBackend
@@ -23,11 +33,8 @@ from jackfield.conformance.attention.laws import Law
 from jackfield.conformance.attention.mutants import MUTANTS
 from jackfield.conformance.attention.suite import ALL_LAWS, PROFILES, described
 from jackfield.conformance.attention.truth import attend, error_bounds
-from jackfield.conformance.published import published
-from jackfield.conformance.report_text import percentage, to_markdown
-from jackfield.conformance.results import Report
+from jackfield.conformance.report_text import percentage
 from jackfield.core.attention import AttentionBackend, Capabilities
-from jackfield.entrypoints.cli import app
 
 BACKENDS: tuple[type[AttentionBackend], ...] = (TorchSdpaBackend, TritonBackend, FlexBackend)
 PAGES = (
@@ -38,6 +45,8 @@ PAGES = (
     "docs/conformance.md",
     "docs/plugins.md",
 )
+#: They name folders that a reader will have, and that a checkout does not.
+NAME_OTHER_FOLDERS = ("CONTRIBUTING.md", "docs/backends.md")
 #: Which batches a law of a kind is tried on, in words.
 KINDS = {
     "decode": "Tried on decode batches.",
@@ -56,21 +65,10 @@ def backends_page(repository: Path) -> str:
     return (repository / "docs/backends.md").read_text(encoding="utf-8")
 
 
-def one_line(text: str) -> str:
-    """The words alone: lines may be broken anywhere."""
-    return " ".join(text.split())
-
-
 def sections(page: str, level: str) -> dict[str, str]:
     """Text below each heading of a level, by heading."""
     parts = re.split(rf"^{level} (.+)\n", page, flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
-def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def law_text(law: Law) -> str:
@@ -99,7 +97,7 @@ def test_profiles_and_scales_are_those_of_the_code(conformance_page: str) -> Non
             for name, one in PROFILES.items()
         ),
     )
-    assert profiles in conformance_page, f"write:\n\n{profiles}"
+    assert_has(conformance_page, profiles)
     scales = table(
         ("scale", "tokens", "sequences", "many sequences", "query heads", "heads times head size"),
         (
@@ -114,7 +112,7 @@ def test_profiles_and_scales_are_those_of_the_code(conformance_page: str) -> Non
             for name, one in SCALES.items()
         ),
     )
-    assert scales in conformance_page, f"write:\n\n{scales}"
+    assert_has(conformance_page, scales)
 
 
 def test_axes_and_distributions_are_named(conformance_page: str) -> None:
@@ -153,14 +151,6 @@ def typical_bounds(dtype: torch.dtype, num_keys: int) -> tuple[float, float]:
     return float(out_bound.mean()), float(lse_bound.mean())
 
 
-def command_flags(*path: str) -> set[str]:
-    """The flags of a ``jackfield`` command."""
-    command = typer.main.get_command(app)
-    for name in path:
-        command = command.commands[name]  # type: ignore[attr-defined]
-    return {flag for one in command.params for flag in one.opts if flag.startswith("--")}
-
-
 def test_every_flag_has_a_row(conformance_page: str) -> None:
     running = sections(conformance_page, "##")["Running it"]
     first_cells = re.findall(r"^\| (`--.+?) \| ", running, flags=re.MULTILINE)
@@ -187,7 +177,7 @@ def capability_table() -> str:
         if field.name != "missing":
             cells = [cell({on: one[on][field.name] for on in one}) for one in declared]
             rows.append((f"`{field.name}`", *cells))
-    return table(("", *(f"`{one.name}`" for one in BACKENDS)), iter(rows))
+    return table(("", *(f"`{one.name}`" for one in BACKENDS)), rows)
 
 
 def of(backend: type[AttentionBackend], device: str) -> Mapping[str, str]:
@@ -218,41 +208,28 @@ def option_table(backend: type[AttentionBackend]) -> str:
 
 
 def test_declared_capabilities_are_those_of_the_page(backends_page: str) -> None:
-    expected = capability_table()
-    assert expected in backends_page, f"write:\n\n{expected}"
+    assert_has(backends_page, capability_table())
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda one: str(one.name))
 def test_options_are_those_of_the_page(backend: type[AttentionBackend], backends_page: str) -> None:
-    section = sections(backends_page, "##")[f"`{backend.name}`"]
-    expected = option_table(backend)
-    assert expected in section, f"write:\n\n{expected}"
-
-
-def own_reports() -> dict[str, Report]:
-    """Reports that come with the built-in backends, by file name."""
-    assert [one.problem for one in published("jackfield") if one.problem] == []
-    reports = {one.path.name: one.report for one in published("jackfield")}
-    return {name: one for name, one in reports.items() if one and one.suite == "attention"}
+    assert_has(sections(backends_page, "##")[f"`{backend.name}`"], option_table(backend))
 
 
 def test_published_reports_are_those_of_the_page(backends_page: str, repository: Path) -> None:
     section = sections(backends_page, "##")["Published reports"]
-    reports = own_reports()
+    reports = own_reports("attention")
     linked = re.findall(r"^\| `(\w+)` \| \[.+?\]\(conformance/(.+?)\.md\)", section, re.MULTILINE)
     assert sorted(f"{file}.json" for _, file in linked) == sorted(reports)
     for part, file in linked:
         report = reports[f"{file}.json"]
-        assert report.ok
         assert report.part == part
-        (row,) = [line for line in section.splitlines() if f"({'conformance/' + file}.md)" in line]
-        assert f"{sum(one.examples for one in report.results):,} examples" in row
-        path = repository / "docs" / "conformance" / f"{file}.md"
-        assert path.read_text(encoding="utf-8") == to_markdown(report)
+        page = repository / "docs" / "conformance" / f"{file}.md"
+        assert_published(section, report, page, "examples")
 
 
 def test_calibration_is_that_of_the_published_report(conformance_page: str) -> None:
-    report = own_reports()["torch_sdpa-h200.json"]
+    report = own_reports("attention")["torch_sdpa-h200.json"]
     for what, laws in (("output", ["meaning"]), ("LSE", ["lse"]), ("any law", [])):
         largest: dict[str, float] = {}
         for one in report.results:
@@ -268,27 +245,10 @@ def test_calibration_is_that_of_the_published_report(conformance_page: str) -> N
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_and_paths_lead_somewhere(page: str, repository: Path) -> None:
-    path = repository / page
-    text = path.read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
-    for link in links:
-        if "://" not in link:
-            assert (path.parent / link).exists(), link
-    for name in re.findall(r"`((?:\w+/)+\w+\.py)`", text):
-        assert (repository / name).is_file(), name
+    assert_files_of_links(repository / page)
+    assert_paths(repository / page, repository, folders=page not in NAME_OTHER_FOLDERS)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_to_headings_have_one(page: str, repository: Path) -> None:
-    path = repository / page
-    text = path.read_text(encoding="utf-8")
-    for link, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", text):
-        if "://" not in link:
-            target = (path.parent / link) if link else path
-            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in {anchor_of(heading) for heading in headings}, f"{link}#{anchor}"
-
-
-def anchor_of(heading: str) -> str:
-    """The anchor that a heading gets on a Markdown page."""
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+    assert_headings_of_links(repository / page)

@@ -12,16 +12,23 @@ from typing import Any
 
 import click
 import pytest
-import typer
+from support.pages import (
+    assert_files_of_links,
+    assert_has,
+    assert_headings_of_links,
+    assert_paths,
+    assert_published,
+    command_flags,
+    command_of,
+    one_line,
+    own_reports,
+)
 
 from jackfield.conformance.block_manager import suite as block_manager_suite
 from jackfield.conformance.block_manager.contract import BlockManagerContract
 from jackfield.conformance.block_manager.laws import ALL_LAWS as BLOCK_MANAGER_LAWS
 from jackfield.conformance.block_manager.plain_manager import PlainBlockManager
-from jackfield.conformance.published import published
-from jackfield.conformance.report_text import to_markdown
 from jackfield.conformance.resolve import part_class
-from jackfield.conformance.results import Report
 from jackfield.conformance.scheduler import suite as scheduler_suite
 from jackfield.conformance.scheduler.contract import SchedulerContract
 from jackfield.conformance.scheduler.laws import ALL_LAWS as SCHEDULER_LAWS
@@ -34,7 +41,6 @@ from jackfield.conformance.scheduler.script import story_script, story_text
 from jackfield.conformance.scheduler.suite import subject_of
 from jackfield.conformance.scheduler.world import Arrive, Operation, Step, World
 from jackfield.conformance.stateful.laws import LawBroken, StatefulLaw
-from jackfield.entrypoints.cli import app
 from jackfield.plugins.discovery import discover
 from jackfield.plugins.registry import PartKind
 
@@ -50,10 +56,6 @@ SUITES = {"block-manager": block_manager_suite, "scheduler": scheduler_suite}
 def read(repository: Path) -> Callable[[str], str]:
     """Reads a page."""
     return lambda name: (repository / "docs" / name).read_text(encoding="utf-8")
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def fenced(text: str, language: str) -> list[str]:
@@ -90,25 +92,11 @@ def test_profiles_are_those_of_the_code(read: Callable[[str], str]) -> None:
     for suite, module in SUITES.items():
         for name, budget in module.PROFILES.items():
             size = f"{budget.stories:,} | {budget.steps} | {budget.seconds:g}"
-            row = f"| `{suite}` | `{name}` | {size} |"
-            assert row in page, f"write: {row}"
-
-
-def command_of(*names: str) -> Any:
-    command = typer.main.get_command(app)
-    for name in names:
-        command = command.commands[name]  # type: ignore[attr-defined]
-    return command
+            assert_has(page, f"| `{suite}` | `{name}` | {size} |")
 
 
 def test_every_flag_has_a_row(read: Callable[[str], str]) -> None:
-    flags = {
-        flag
-        for suite in SUITES
-        for one in command_of("conformance", suite).params
-        for flag in one.opts
-        if flag.startswith("--")
-    }
+    flags = {flag for suite in SUITES for flag in command_flags("conformance", suite)}
     rows = re.findall(r"^\| (`--.+?) \| ", read(COMMON), flags=re.MULTILINE)
     assert {flag for row in rows for flag in re.findall(r"--[a-z-]+", row)} == flags - {"--help"}
 
@@ -118,7 +106,8 @@ def test_a_subclass_may_set_what_the_page_says(read: Callable[[str], str]) -> No
     settings = {
         name
         for contract in (BlockManagerContract, SchedulerContract)
-        for name in contract.__annotations__
+        for one in contract.__mro__
+        for name in vars(one).get("__annotations__", ())
         if not name.startswith("_")
     }
     assert set(re.findall(r"`(\w+)`", said)) | {"manager", "scheduler"} == settings
@@ -191,7 +180,7 @@ def test_the_failing_story_of_a_scheduler(
     lines, _ = retold(subject, world, story)
     page = read(SCHEDULER)
     text = story_text(world, story, lines)
-    assert f"```\n{text}\n```" in page, f"write:\n\n{text}"
+    assert_has(page, f"```\n{text}\n```")
     assert show(subject, world, story, Contents.name) == 1
     (message,) = re.findall(r"law B14_contents is broken: (.+)", capsys.readouterr().out)
     assert f"what broke is {Contents.name}: `{message}`" in one_line(page)
@@ -199,50 +188,26 @@ def test_the_failing_story_of_a_scheduler(
     assert fenced(page, "python") == [script], f"write:\n\n{script}"
 
 
-def own_reports() -> dict[str, Report]:
-    """Reports of stateful parts that come with Jackfield, by file name without its end."""
-    found = {one.path.stem: one.report for one in published("jackfield")}
-    return {
-        name: report
-        for name, report in found.items()
-        if report is not None and report.suite in SUITES
-    }
-
-
 def test_published_reports_are_those_of_the_page(
     read: Callable[[str], str], repository: Path
 ) -> None:
     section = read(COMMON).split("\n## Published reports\n")[1]
-    reports = own_reports()
+    reports = own_reports(*SUITES)
     rows = re.findall(r"^\| ([\w ]+) `(\w+)` \| \[.+?\]\(conformance/(.+?)\.md\)", section, re.M)
-    assert sorted(file for *_, file in rows) == sorted(reports)
+    assert sorted(f"{file}.json" for *_, file in rows) == sorted(reports)
     for suite, part, file in rows:
-        report = reports[file]
-        assert report.ok
+        report = reports[f"{file}.json"]
         assert (report.suite.replace("-", " "), report.part) == (suite, part)
         assert report.profile.startswith("full")
-        (row,) = [line for line in section.splitlines() if f"conformance/{file}.md" in line]
-        assert f"{sum(one.examples for one in report.results):,} checks" in row
-        path = repository / "docs" / "conformance" / f"{file}.md"
-        assert path.read_text(encoding="utf-8") == to_markdown(report)
+        page = repository / "docs" / "conformance" / f"{file}.md"
+        assert_published(section, report, page, "checks")
         laws = BLOCK_MANAGER_LAWS if report.suite == "block-manager" else SCHEDULER_LAWS
         assert [one.law for one in report.results] == [law.name for law in laws]
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_and_paths_lead_somewhere(
-    name: str, read: Callable[[str], str], repository: Path
-) -> None:
-    page = read(name)
-    for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]+))?\)", page):
-        if "://" in link:
-            continue
-        assert (repository / "docs" / link).exists(), link
-        target = read(link) if link else page
-        headings = {
-            re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-")
-            for one in re.findall(r"^#+ (.+)$", target, re.MULTILINE)
-        }
-        assert not anchor or anchor in headings, f"{link}#{anchor}"
-    for path in re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", page):
-        assert (repository / path).exists(), path
+def test_links_and_paths_lead_somewhere(name: str, repository: Path) -> None:
+    page = repository / "docs" / name
+    assert_files_of_links(page)
+    assert_headings_of_links(page)
+    assert_paths(page, repository)

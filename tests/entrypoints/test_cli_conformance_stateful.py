@@ -21,6 +21,43 @@ from jackfield.entrypoints.cli_conformance_progress import SuiteProgress
 
 MUTANTS = "jackfield.conformance.block_manager.mutants"
 SCHEDULER_MUTANTS = "jackfield.conformance.scheduler.mutants"
+#: For each suite: arguments, and what is said of them.
+BAD_INPUT = {
+    "block-manager": [
+        (("--name", "pagde"), "no plugin registers"),
+        (("--name", "paged", "--profile", "tiny"), "--profile 'tiny' is unknown"),
+        (("--name", "paged", "--options", "[1]"), "--options '[1]' is wrong"),
+    ],
+    "scheduler": [
+        (("--name", "quue"), "did you mean 'queue'"),
+        (("--name", "queue", "--policy", "fcsf"), "did you mean 'fcfs'"),
+        (("--name", "queue", "--block-manager", "pagde"), "did you mean 'paged'"),
+        (("--name", "queue", "--profile", "tiny"), "--profile 'tiny' is unknown"),
+        (("--name", "queue", "--options", "{"), "--options '{' is wrong"),
+        (("--name", "queue", "--options", '{"x": 1}'), "field 'x' is unknown"),
+        (("--name", "queue", "--policy-options", "[1]"), "--policy-options '[1]' is wrong"),
+        (("--name", "queue", "--block-manager-options", "7"), "--block-manager-options '7' is"),
+        (("--name", "nowhere:Scheduler"), "No module named 'nowhere'"),
+        (("--name", "jackfield.core.scheduler:Scheduler"), "does not implement add, finish"),
+        (
+            ("--name", "queue", "--block-manager-options", '{"eviction": "lfu"}'),
+            "'paged' cannot be tried",
+        ),
+        (("--name", "queue", "--report", "/proc/nowhere/r.json"), "cannot be written"),
+    ],
+}
+#: For each suite: lines about its laws.
+LAWS = {
+    "block-manager": [
+        "B17_fork (power 'fork')",
+        "Read through its block table, a request finds its own keys and values",
+    ],
+    "scheduler": [
+        "S25_order (owed under the policy 'fcfs')",
+        "S21_swap_space (owed with block managers of the power 'swap')",
+        "A plan is empty only if nothing is live",
+    ],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -78,44 +115,6 @@ def test_a_broken_manager(
     assert file.name == "reclaimable_counts_shared_blocks-B20_reclaimable.py"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--name", "pagde"), "no plugin registers"),
-        (("--name", "paged", "--profile", "tiny"), "--profile 'tiny' is unknown"),
-        (("--name", "paged", "--options", "[1]"), "--options '[1]' is wrong"),
-    ],
-)
-def test_bad_input(
-    arguments: tuple[str, ...],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(monkeypatch, "block-manager", *arguments) == 2
-    assert words in capsys.readouterr().err
-
-
-def test_the_laws_are_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "block-manager-laws") == 0
-    printed = capsys.readouterr().out
-    assert "B17_fork (power 'fork')" in printed
-    assert "Read through its block table, a request finds its own keys and values" in printed
-
-
-def test_mutants_are_hunted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = tmp_path / "m.md"
-    names = ["leak_on_free", "table_of_int64"]
-    assert run(monkeypatch, "block-manager-mutants", *names, "--output", table) == 0
-    assert "2 of 2 mutants caught" in capsys.readouterr().out
-    assert "| `table_of_int64` | Block tables are int64. |" in table.read_text()
-    assert run(monkeypatch, "block-manager-mutants", "leak") == 2
-
-
 def test_a_right_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,32 +152,17 @@ def test_a_broken_scheduler(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--name", "quue"), "did you mean 'queue'"),
-        (("--name", "queue", "--policy", "fcsf"), "did you mean 'fcfs'"),
-        (("--name", "queue", "--block-manager", "pagde"), "did you mean 'paged'"),
-        (("--name", "queue", "--profile", "tiny"), "--profile 'tiny' is unknown"),
-        (("--name", "queue", "--options", "{"), "--options '{' is wrong"),
-        (("--name", "queue", "--options", '{"x": 1}'), "field 'x' is unknown"),
-        (("--name", "queue", "--policy-options", "[1]"), "--policy-options '[1]' is wrong"),
-        (("--name", "queue", "--block-manager-options", "7"), "--block-manager-options '7' is"),
-        (("--name", "nowhere:Scheduler"), "No module named 'nowhere'"),
-        (("--name", "jackfield.core.scheduler:Scheduler"), "does not implement add, finish"),
-        (
-            ("--name", "queue", "--block-manager-options", '{"eviction": "lfu"}'),
-            "'paged' cannot be tried",
-        ),
-        (("--name", "queue", "--report", "/proc/nowhere/r.json"), "cannot be written"),
-    ],
+    ("suite_name", "arguments", "words"),
+    [(name, *case) for name, cases in BAD_INPUT.items() for case in cases],
 )
-def test_bad_input_about_schedulers(
+def test_bad_input(
+    suite_name: str,
     arguments: tuple[str, ...],
     words: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(monkeypatch, "scheduler", *arguments) == 2
+    assert run(monkeypatch, suite_name, *arguments) == 2
     assert words in capsys.readouterr().err
 
 
@@ -233,25 +217,49 @@ def test_without_a_terminal_a_long_run_says_how_far_it_is(
     assert [line.split()[0] for line in lines] == [str(number) for number in range(1, 13)]
 
 
-def test_the_laws_of_schedulers_are_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("suite_name", LAWS)
+def test_the_laws_are_listed(
+    suite_name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "scheduler-laws") == 0
+    assert run(monkeypatch, f"{suite_name}-laws") == 0
     printed = capsys.readouterr().out
-    assert "S25_order (owed under the policy 'fcfs')" in printed
-    assert "S21_swap_space (owed with block managers of the power 'swap')" in printed
-    assert "A plan is empty only if nothing is live" in printed
+    for line in LAWS[suite_name]:
+        assert line in printed
 
 
-def test_mutants_of_schedulers_are_hunted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("suite_name", "names", "row", "wrong", "told"),
+    [
+        (
+            "block-manager",
+            ("leak_on_free", "table_of_int64"),
+            "| `table_of_int64` | Block tables are int64. |",
+            "leak",
+            "no mutant is called 'leak'",
+        ),
+        (
+            "scheduler",
+            ("aborted_again_says_true", "chunk_off_by_one"),
+            "| `chunk_off_by_one` | A chunk is one token longer than its limit. |",
+            "chunk_of_by_one",
+            "did you mean 'chunk_off_by_one'",
+        ),
+    ],
+    ids=["block-manager", "scheduler"],
+)
+def test_mutants_are_hunted(
+    suite_name: str,
+    names: tuple[str, ...],
+    row: str,
+    wrong: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     table = tmp_path / "m.md"
-    names = ["aborted_again_says_true", "chunk_off_by_one"]
-    assert run(monkeypatch, "scheduler-mutants", *names, "--output", table) == 0
+    assert run(monkeypatch, f"{suite_name}-mutants", *names, "--output", table) == 0
     assert "2 of 2 mutants caught" in capsys.readouterr().out
-    assert "| `chunk_off_by_one` | A chunk is one token longer than its limit. |" in (
-        table.read_text()
-    )
-    assert run(monkeypatch, "scheduler-mutants", "chunk_of_by_one") == 2
-    assert "did you mean 'chunk_off_by_one'" in capsys.readouterr().err
+    assert row in table.read_text()
+    assert run(monkeypatch, f"{suite_name}-mutants", wrong) == 2
+    assert told in capsys.readouterr().err

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -20,21 +20,12 @@ from support.greedy import (
     reference_greedy,
     transformers_model,
 )
+from support.policies import LeastOftenFirst, host_with
 
-from jackfield import (
-    LLM,
-    LLMEngine,
-    PreemptionMode,
-    RequestOutput,
-    SchedulerView,
-    SchedulingPolicy,
-    hookimpl,
-)
+from jackfield import LLM, LLMEngine, RequestOutput
 from jackfield.entrypoints.settings import load_settings
 from jackfield.models.loader import load_checkpoint
 from jackfield.models.locate import locate
-from jackfield.plugins.discovery import discover
-from jackfield.plugins.registry import Origin
 
 pytestmark = pytest.mark.demo
 
@@ -101,29 +92,6 @@ def case(demo_file: Path, repository: Path) -> Case:
     return Case(prompts, common, reference)
 
 
-class LeastOftenFirst(SchedulingPolicy):
-    """Where blocks are short, the request that has lost its own least often gives way."""
-
-    name = "least-often-first"
-
-    def victims(
-        self, view: SchedulerView, beneficiary: str, candidates: Sequence[str]
-    ) -> Iterable[tuple[str, PreemptionMode | None]]:
-        def key(name: str) -> tuple[int, int]:
-            request = view.request(name)
-            return request.num_preemptions, request.arrival_index
-
-        return [(name, None) for name in sorted(candidates, key=key)]
-
-
-class Plugin:
-    JACKFIELD_API_VERSION = "1.0"
-
-    @hookimpl
-    def jackfield_scheduling_policies(self, register: Any) -> None:
-        register(LeastOftenFirst.name, LeastOftenFirst)
-
-
 @dataclass(frozen=True)
 class Run:
     """What an engine made of a case.
@@ -158,8 +126,7 @@ def run(case: Case, log: Path, **options: Any) -> Run:
 
     Where prefixes are cached, the common beginning is computed first.
     """
-    host = discover()
-    host.add(Origin("test"), Plugin())
+    host = host_with(LeastOftenFirst)
     flags = {
         "model": "demo",
         "dtype": "float32",

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 from support.greedy import Reference, assert_equal_greedy, generate_greedy, reference_greedy
+from support.policies import LeastOftenFirst, host_with
 from support.tiny_models import make_tiny_llama
 
-from jackfield import (
-    LLM,
-    LLMEngine,
-    PreemptionMode,
-    Proposal,
-    SamplingParams,
-    SchedulerView,
-    SchedulingPolicy,
-    hookimpl,
-)
+from jackfield import LLM, LLMEngine, Proposal, SamplingParams, SchedulerView
 from jackfield.entrypoints.settings import load_settings
-from jackfield.plugins.discovery import discover
-from jackfield.plugins.registry import Origin
 
 NUM_TOKENS = 24
 #: Enough for the longest request, and for about a third of all.
@@ -78,7 +67,7 @@ def test_block_managers(case: Case, block_size: int, manager: str, caching: bool
     assert (llm.engine.stats().prefix.num_hit_tokens > 0) == caching
 
 
-class EverybodyGivesWay(SchedulingPolicy):
+class EverybodyGivesWay(LeastOftenFirst):
     """Takes everybody's blocks once, whether or not they are needed, and then, where blocks are
     short, those of the request that has lost its own least often."""
 
@@ -94,28 +83,10 @@ class EverybodyGivesWay(SchedulingPolicy):
             ]
         )
 
-    def victims(
-        self, view: SchedulerView, beneficiary: str, candidates: Sequence[str]
-    ) -> Iterable[tuple[str, PreemptionMode | None]]:
-        def key(name: str) -> tuple[int, int]:
-            request = view.request(name)
-            return request.num_preemptions, request.arrival_index
-
-        return [(name, None) for name in sorted(candidates, key=key)]
-
-
-class Plugin:
-    JACKFIELD_API_VERSION = "1.0"
-
-    @hookimpl
-    def jackfield_scheduling_policies(self, register: Any) -> None:
-        register(EverybodyGivesWay.name, EverybodyGivesWay)
-
 
 def pressed(model: str, **options: Any) -> LLM:
     """An engine in which blocks are short, and everybody loses theirs."""
-    host = discover()
-    host.add(Origin("test"), Plugin())
+    host = host_with(EverybodyGivesWay)
     flags = {"model": model, "scheduling_policy": EverybodyGivesWay.name, **options}
     return LLM.from_engine(LLMEngine.from_settings(load_settings(flags, {}), host))
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.pages import (
+    assert_files_of_links,
+    assert_has,
+    assert_headings_of_links,
+    assert_paths,
+    local_links,
+    one_line,
+    results,
+    table,
+)
 
 PAGE = "kv-cache.md"
 
@@ -17,27 +26,14 @@ def page(repository: Path) -> str:
     return (repository / "docs" / PAGE).read_text(encoding="utf-8")
 
 
-def results(repository: Path, name: str) -> dict[str, Any]:
-    path = repository / "benchmarks" / "results" / f"{name}.json"
-    loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return loaded
-
-
 def percent(share: float) -> str:
     """Two digits that count where there are few."""
     return f"{100 * share:.{2 if share < 0.1 else 1}f} %"
 
 
-def table(columns: str, rows: list[list[str]]) -> str:
-    """Markdown; the first column is text."""
-    names = columns.split(" | ")
-    rule = ["---", *["---:"] * (len(names) - 1)]
-    lines = [names, rule, *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def assert_has(page: str, expected: str) -> None:
-    assert expected in page, f"write:\n\n{expected}"
+def assert_table(page: str, columns: str, rows: list[list[str]]) -> None:
+    """The first column is text."""
+    assert_has(page, table(columns.split(" | "), rows, numbers=True))
 
 
 @pytest.mark.parametrize("name", ["kv_waste", "fork_blocks", "chat_turns", "scheduling_cost"])
@@ -72,9 +68,9 @@ def test_waste(page: str, repository: Path) -> None:
         for row in report["rows"]
     ]
     assert len(rows) == 9
-    assert_has(page, table(columns, rows))
+    assert_table(page, columns, rows)
     limits = report["limits"]
-    text = " ".join(page.split())
+    text = one_line(page)
     assert (
         f"{report['requests']:,} requests with {report['prompt_tokens']:,} prompt tokens and "
         f"{report['generated_tokens']:,} generated ones; the longest has "
@@ -119,7 +115,7 @@ def test_groups(page: str, repository: Path) -> None:
         ]
         for row in report["groups"]
     ]
-    assert_has(page, table(columns, rows))
+    assert_table(page, columns, rows)
 
 
 def test_groups_use_the_blocks_that_arithmetic_says(repository: Path) -> None:
@@ -154,9 +150,9 @@ def test_beams(page: str, repository: Path) -> None:
         rows.append([f"`{row['block_manager']}`", *(f"{row[name]}" for name in names)])
     assert {row["copies"] for row in report["beams"]} == {0, 3}
     assert report["blocks_left_after_beams"] == 0
-    assert_has(page, table(columns, rows))
+    assert_table(page, columns, rows)
     largest = max(row["largest_difference"] for row in report["beams"])
-    assert f"differ by at most {largest:.1g}" in " ".join(page.split())
+    assert f"differ by at most {largest:.1g}" in one_line(page)
 
 
 def test_chat(page: str, repository: Path) -> None:
@@ -181,9 +177,9 @@ def test_chat(page: str, repository: Path) -> None:
         "turn | prompt tokens | cached | blocks reused | computed | first token, off, ms "
         "| `paged`, ms | `radix`, ms"
     )
-    assert_has(page, table(columns, rows))
+    assert_table(page, columns, rows)
     conversations = "1 conversation" if num_chats == 1 else f"{num_chats} conversations"
-    assert f"{conversations} of eight turns" in " ".join(page.split())
+    assert f"{conversations} of eight turns" in one_line(page)
     assert f"at most {report['max_tokens']} tokens" in page
 
 
@@ -201,20 +197,13 @@ def test_scheduling_cost(page: str, repository: Path) -> None:
         (running, waiting) for running in (16, 256, 1024) for waiting in (0, 10_000, 100_000)
     }
     columns = "running | waiting | schedule, us | update, us | step, us | fastest step, us"
-    assert_has(page, table(columns, rows))
-    assert f"median of {report['steps']} steps" in " ".join(page.split())
+    assert_table(page, columns, rows)
+    assert f"median of {report['steps']} steps" in one_line(page)
 
 
-def test_links_lead_somewhere(page: str, repository: Path) -> None:
-    headings = {
-        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-        for heading in re.findall(r"^#+ (.+)$", page, re.MULTILINE)
-    }
-    links = re.findall(r"\]\(([^)\s]+)\)", page)
-    local = [link for link in links if not link.startswith("http")]
-    assert len(local) >= 8
-    for link in local:
-        if link.startswith("#"):
-            assert link[1:] in headings, link
-        else:
-            assert (repository / "docs" / link).is_file(), link
+def test_links_lead_somewhere(repository: Path) -> None:
+    path = repository / "docs" / PAGE
+    assert len(local_links(path)) >= 8
+    assert_files_of_links(path, folders=False)
+    assert_headings_of_links(path)
+    assert_paths(path, repository)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.pages import assert_rows, one_line, results
 
 from jackfield.entrypoints.bench.results import BackendResult, BenchReport, Timing, read_report
 from jackfield.entrypoints.bench.table import case_rate, microseconds
@@ -45,18 +43,6 @@ def backends_page(repository: Path) -> str:
 @pytest.fixture
 def engine_page(repository: Path) -> str:
     return (repository / "docs" / "engine-speed.md").read_text(encoding="utf-8")
-
-
-def results(repository: Path, name: str) -> Any:
-    file = repository / "benchmarks" / "results" / f"{name}.json"
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
-def assert_rows(page: str, rows: Iterable[str]) -> None:
-    """All rows are on the page, one after the other."""
-    expected = "\n".join(rows)
-    assert expected
-    assert expected in page, f"write:\n\n{expected}"
 
 
 def timed(bench: BenchReport, case: str, backend: str) -> tuple[BackendResult, Timing]:
@@ -123,7 +109,7 @@ def test_what_adapters_add(bench: BenchReport, plain_form: BenchReport, backends
 def test_what_is_said_of_adapters(
     bench: BenchReport, plain_form: BenchReport, backends_page: str
 ) -> None:
-    text = " ".join(backends_page.split())
+    text = one_line(backends_page)
     copies = [ours - theirs for ours, theirs in pairs(bench, "xformers")]
     assert f"copied to `out`: {min(copies):.1f} to {max(copies):.1f} us." in text
     forms = [ours - theirs for ours, theirs in pairs(plain_form, "flashinfer", "decode")]
@@ -178,7 +164,7 @@ def test_other_engines(repository: Path, engine_page: str) -> None:
         ),
     )
     assert not peers["same_run_as_engine_gpu"]
-    text = " ".join(engine_page.split())
+    text = one_line(engine_page)
     assert f"on {peers['measured']}. These numbers are not from the same run" in text
     small, large = peers["floor"]["estimates"]
     assert (

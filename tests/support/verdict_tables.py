@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .pages import table
+
 #: For each model, by name: for each attention backend, by name: what ``explain`` says of it.
 Answers = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
@@ -21,7 +23,7 @@ def gpu_table(answers: Answers) -> str:
         [f"`{name}`", *(_verdict(answers[model][name]) for model in answers)]
         for name in next(iter(answers.values()))
     ]
-    return _table(["backend", *answers], rows)
+    return table(["backend", *answers], rows) + "\n"
 
 
 def cpu_table(answers: Answers) -> str:
@@ -34,7 +36,8 @@ def cpu_table(answers: Answers) -> str:
         assert len(verdicts) == 1, f"{name} depends on the model: {verdicts}"
         elsewhere = (backends[name]["elsewhere"] for backends in answers.values())
         rows.append([f"`{name}`", verdicts.pop(), *map(_elsewhere, elsewhere)])
-    return _table(["backend", "on the CPU", *(f"on CUDA: {model}" for model in answers)], rows)
+    head = ["backend", "on the CPU", *(f"on CUDA: {model}" for model in answers)]
+    return table(head, rows) + "\n"
 
 
 def _verdict(part: Mapping[str, Any]) -> str:
@@ -52,8 +55,3 @@ def _elsewhere(found: Mapping[str, Any] | None) -> str:
         return f"refused: {'; '.join(found['reasons'])}"
     needed = found["compute_capability"]
     return "usable" if needed is None else f"usable from compute capability {needed}"
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
