@@ -14,11 +14,11 @@ from tqdm import tqdm
 
 from ..conformance import matrix as matrices
 from ..conformance import pairwise_report
+from ..conformance.choices import named
 from ..conformance.report import read_report
 from ..core.errors import ConfigError
 from ..plugins.registry import PartKind
 from ..plugins.selection import validate_options
-from ..plugins.validation import did_you_mean
 from .cli_conformance import find_backend, prepare, require_hypothesis
 from .console import INTERRUPTED, show
 from .interrupts import deferred_interrupt
@@ -89,11 +89,7 @@ def run_pairwise(asked: PairwiseRun) -> int:
     from .resolve import resolve_device
 
     keep_out_of_the_working_directory()
-    if asked.scale not in SCALES:
-        raise ConfigError(
-            f"--scale {asked.scale!r} is unknown{did_you_mean(asked.scale, SCALES)} "
-            f"(known: {', '.join(SCALES)})"
-        )
+    named("scale", asked.scale, SCALES)
     device = resolve_device(asked.device)
     kind = PartKind.ATTENTION_BACKEND
     subjects = [

@@ -14,7 +14,7 @@ import torch
 
 from ...core.attention import Capabilities, dtype_name, dtype_names
 from ...core.errors import ConfigError
-from ...plugins.validation import did_you_mean
+from ..choices import named
 from ..environment import device_name, origin_of, versions
 from ..results import PropertyResult, Report, Status, uncovered
 from .axes import SCALES, Axes, value_name
@@ -179,11 +179,11 @@ class SuiteRun:
         unusable = why_unusable(subject)
         if unusable is not None:
             raise ConfigError(unusable)
-        profile = _named("profile", options.profile, PROFILES)
+        profile = named("profile", options.profile, PROFILES)
         by_name = {law.name: law for law in ALL_LAWS}
-        laws = tuple(_named("law", name, by_name) for name in options.laws)
+        laws = tuple(named("law", name, by_name) for name in options.laws)
         scale = options.scale or profile.scale
-        narrowed = Axes.of(capabilities, _named("scale", scale, SCALES)).narrowed(options.only)
+        narrowed = Axes.of(capabilities, named("scale", scale, SCALES)).narrowed(options.only)
         axes = narrowed.matched()
         if not axes.dtype:
             raise ConfigError(
@@ -370,14 +370,6 @@ def why_unusable(subject: Subject) -> str | None:
             f"--device {device} has {found[0]}.{found[1]}"
         )
     return None
-
-
-def _named(kind: str, name: str, known: Mapping[str, T]) -> T:
-    if name not in known:
-        raise ConfigError(
-            f"--{kind} {name!r} is unknown{did_you_mean(name, known)} (known: {', '.join(known)})"
-        )
-    return known[name]
 
 
 def _seconds_of_probe(run: SuiteRun) -> float:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from ...core.block_manager import BlockManager
+from ..choices import named
 from ..results import Report
 from ..stateful.hunt import Quarry
-from ..stateful.laws import named
 from ..stateful.run import StatefulRun
 from ..stateful.search import Budget, Found, LawMachine
 from ..stateful.suite import Law, StatefulObserver, StatefulOptions

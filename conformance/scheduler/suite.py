@@ -13,10 +13,10 @@ from ...core.scheduler import Scheduler
 from ...core.scheduling_policy import SchedulingPolicy
 from ...plugins.discovery import discover
 from ...plugins.registry import PartKind
+from ..choices import named
 from ..resolve import part_class
 from ..results import Report
 from ..stateful.hunt import Quarry
-from ..stateful.laws import named
 from ..stateful.run import StatefulRun
 from ..stateful.search import Budget, Found, LawMachine
 from ..stateful.suite import Law, StatefulObserver, StatefulOptions

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, TypeVar
-
-from ...core.errors import ConfigError
-from ...plugins.validation import did_you_mean
-
-T = TypeVar("T")
+from collections.abc import Iterable
+from typing import ClassVar
 
 
 class StatefulLaw:
@@ -51,16 +46,3 @@ class LawBroken(Exception):  # noqa: N818 - it is the part's error, not ours
         self.law = law
         self.message = message
         self.proof = tuple(proof)
-
-
-def named(kind: str, name: str, known: Mapping[str, T]) -> T:
-    """The value of a setting that is chosen by name.
-
-    Raises:
-        ConfigError: there is none of that name; the message lists those that there are.
-    """
-    if name not in known:
-        raise ConfigError(
-            f"--{kind} {name!r} is unknown{did_you_mean(name, known)} (known: {', '.join(known)})"
-        )
-    return known[name]
